@@ -1,8 +1,7 @@
 """Would a test notice a wrong formula? ``python -m tests.benchmarks.mutation [MODULE ...] [--sample K --seed S]``.
 
 One node of a module's syntax tree is changed at a time; the tests that run its line, the fastest first, must
-fail. A mutant lives in a forked process alone: no file changes. A function that has changed is put into a fork
-where all tests are collected; anything else, and what no test calls, is imported afresh. Survivors that
+fail. A mutant lives in a forked process alone, which imports the project afresh: no file changes. Survivors that
 ``mutation.toml`` judges count apart: those that behave as the original does, each with its reason, and numbers of
 priors, which the frozen predictions hold. Libraries: mutmut leaves properties and constants of modules alone and
 cannot sample; cosmic-ray rewrites files and starts a new Python for every mutant.
@@ -11,7 +10,6 @@ cannot sample; cosmic-ray rewrites files and starts a new Python for every mutan
 import ast
 import contextlib
 import copy
-import gc
 import importlib
 import importlib.util
 import json
@@ -24,10 +22,10 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Annotated, Any, Final, NamedTuple
 
 import coverage
@@ -38,14 +36,18 @@ from hypothesis import Phase, settings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+#: Without tests that start processes: no mutant lives there.
 _PYTEST: Final = (
-    *("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-m", "not real and not netns and not browser"),
     *("-W", "ignore:Module already imported"),
 )
 #: Seconds of the processor that the tests of one mutant take without it at most, and may take with it.
 _MOST_S, _LIMIT_S = 20.0, 60.0
-#: Exit status of a fork that raises, and of one whose functions cannot take a mutant's code.
-_RAISED, _CANNOT = 70, 71
+#: A test of another package that does not run the module.
+_FAR: Final = 2
+#: Exit status of a fork that raises.
+_RAISED: Final = 70
 _OPERATORS: Final = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -227,38 +229,26 @@ class _Instead(SourceFileLoader):
 
 
 class _Watch:
-    """A plugin that notes how long tests take; they do not shrink examples."""
+    """A plugin that runs these tests in their order, or all, and notes how long each takes; none shrinks examples."""
 
-    def __init__(self, then: Callable[[list[pytest.Item]], None] | None = None) -> None:
-        self.then = then
-        self.lines: coverage.Coverage | None = None
+    def __init__(self, names: Sequence[str] = (), lines: coverage.Coverage | None = None) -> None:
+        self.names = names
+        self.lines = lines
         """Is told which test runs."""
         self.took_s: dict[str, float] = {}
-        self.failed = ""
-        """Name of the test that did."""
+        self.failed: set[str] = set()
 
     def pytest_collection(self) -> None:
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("once", settings.get_profile("repeatable"), phases=phases)
         settings.load_profile("once")
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        if self.then is None:
-            return None
-        self.then(session.items)
-        return True
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        by_name = {item.nodeid: item for item in items}
+        items[:] = [by_name[name] for name in self.names or by_name if name in by_name]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.failed = self.failed or report.nodeid * report.failed
-
-    def run(self, items: list[pytest.Item]) -> int:
-        """Exit status of these tests in this process, until one fails."""
-        items[0].config.pluginmanager.register(self)
-        for item, following in zip(items, [*items[1:], None], strict=True):
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if self.failed:
-                return 1
-        return 0
+        self.failed |= {report.nodeid} if report.failed else set()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -269,20 +259,22 @@ class _Watch:
         self.took_s[item.nodeid] = time.process_time() - started
 
 
-def _watched(modules: list[str], items: list[pytest.Item], seen: Path) -> int:
-    """Run tests once; write how long each takes, and which lines of the modules it runs."""
+def _watched(modules: list[str], arguments: list[str], seen: Path) -> int:
+    """Run tests once; write how long those take that pass, and which lines of the modules each runs."""
     paths = {module: str(path_of(module)) for module in modules}
-    watch = _Watch()
-    watch.lines = coverage.Coverage(data_file=None, config_file=False, include=[*paths.values()])
-    with watch.lines.collect():
-        watch.run(items)
-    tests: dict[str, Any] = {name: (took_s, {}) for name, took_s in watch.took_s.items()}
+    lines = coverage.Coverage(data_file=None, config_file=False, include=[*paths.values()])
+    watch = _Watch(lines=lines)
+    with lines.collect():
+        pytest.main(arguments, [watch])
+    passed = watch.took_s.keys() - watch.failed
+    tests: dict[str, Any] = {name: (watch.took_s[name], {}) for name in sorted(passed)}
     for module, path in paths.items():
-        for line, names in watch.lines.get_data().contexts_by_lineno(path).items():
-            for name in tests.keys() & names:
+        for line, names in lines.get_data().contexts_by_lineno(path).items():
+            for name in passed.intersection(names):
                 tests[name][1].setdefault(module, []).append(line)
-    seen.write_text(json.dumps(watch.failed or tests))
-    return bool(watch.failed)
+    known = [name for name in sys.modules if name.partition(".")[0] in _LOADED]
+    seen.write_text(json.dumps([tests, sorted(watch.failed), known]))
+    return 0
 
 
 def forked(work: Callable[[], int], limit_s: float) -> int | None:
@@ -310,57 +302,42 @@ def forked(work: Callable[[], int], limit_s: float) -> int | None:
     return None
 
 
-def judged(mutants_of: list[Mutant], modules: list[str], folder: Path) -> list[str]:
+def judged(mutants_of: list[Mutant], modules: list[str], folder: Path) -> Iterator[str]:
     """Killed, timeout or survived, of each; loads here what is not the project's."""
-    tests = sorted({test for module in modules for test in tests_of(module)})
-    answer = folder / "answer.json"
+    files = sorted({test for module in modules for test in tests_of(module)})
+    seen = folder / "seen.json"
     arguments = [*_PYTEST, f"--basetemp={folder}/tests"]
-
-    def inside(items: list[pytest.Item]) -> None:
-        seen = folder / "seen.json"
-        if forked(lambda: _watched(modules, items, seen), 3600):
-            return
-        found = json.loads(seen.read_text())
-        known = [name for name in sys.modules if name.partition(".")[0] in _LOADED]
-        outcomes = [
-            _in_place(mutant, chosen(mutant, found), items)
-            if mutant.function and any(_runs(mutant, lines) for _, lines in found.values())
-            else None
-            for mutant in mutants_of
-        ]
-        answer.write_text(json.dumps([outcomes, found, known]))
-
-    forked(lambda: int(pytest.main([*arguments, *tests], [_Watch(inside)])), 36_000)
-    if not answer.exists():
-        raise SystemExit(f"fails without a mutant: {(folder / 'seen.json').read_text()}")
-    outcomes, found, known = json.loads(answer.read_text())
-    idle = [name for name, (_, lines) in found.items() if not lines]
-    typer.echo(f"{len(idle)} of {len(found)} tests run no line of these modules: {' '.join(idle)}")
+    forked(lambda: _watched(modules, [*arguments, *files], seen), 3600)
+    tests, failed, known = json.loads(seen.read_text())
+    idle = [name for name, (_, lines) in tests.items() if not lines]
+    typer.echo(f"{len(failed)} tests fail without a mutant: {' '.join(failed)}")
+    typer.echo(f"{len(idle)} of {len(tests)} tests run no line of these modules: {' '.join(idle)}")
     for name in known:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    return [
-        outcome or _imported(mutant, chosen(mutant, found), arguments)
-        for mutant, outcome in zip(mutants_of, outcomes, strict=True)
-    ]
+    for mutant in mutants_of:
+        yield _judged(mutant, chosen(mutant, tests), arguments)
 
 
 def chosen(mutant: Mutant, tests: dict[str, Any]) -> list[str]:
-    """Tests that run the statement of a mutant, the fastest first, as many as there is time for."""
-    reached = [
-        (seconds, name, _runs(mutant, lines))
-        for name, (seconds, lines) in tests.items()
-        if mutant.module in lines
-    ]
-    # Constants of a module, and what makes them, are read when it is imported: any test that runs the module.
-    is_run = any(inside for *_, inside in reached)
-    found: list[str] = []
+    """Tests of a mutant, as many as there is time for: those that run its statement, the fastest first.
+
+    Other modules read what a module does when it is imported: tests of its package come first, then those that run it.
+    """
+    near = f"tests/{'/'.join(mutant.module.split('.')[:2])}/"
+    found = [(0, s, name) for name, (s, lines) in tests.items() if _runs(mutant, lines)]
+    if not found or not mutant.function:
+        found = [
+            ((not name.startswith(near)) + (mutant.module not in lines), seconds, name)
+            for name, (seconds, lines) in tests.items()
+        ]
+    names: list[str] = []
     total_s = 0.0
-    for seconds, name, inside in sorted(reached):
-        if (inside or not is_run) and (total_s + seconds < _MOST_S or not found):
+    for far, seconds, name in sorted(found):
+        if far < _FAR and (total_s + seconds < _MOST_S or not names):
             total_s += seconds
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _runs(mutant: Mutant, lines: dict[str, list[int]]) -> bool:
@@ -369,57 +346,17 @@ def _runs(mutant: Mutant, lines: dict[str, list[int]]) -> bool:
     return bool(own) and (mutant.is_cached or any(first <= line <= last for line in own))
 
 
-def _in_place(mutant: Mutant, names: list[str], items: list[pytest.Item]) -> str | None:
-    """What the tests say of a function with other code; None where it cannot take it."""
-    by_name = {item.nodeid: item for item in items}
-
-    def work() -> int:
-        new = _codes(mutant.code)
-        taken = 0
-        for each in gc.get_objects():
-            # Others may raise when they are asked for their class.
-            if type(each) is not FunctionType or each.__code__.co_filename != new[""].co_filename:
-                continue
-            other = new.get(_key(each.__code__))
-            if other is not None and other != each.__code__:
-                each.__code__ = other
-                taken += 1
-        if not taken:
-            return _CANNOT
-        return _Watch().run([by_name[name] for name in names])
-
-    return _said(forked(work, _LIMIT_S)) if names else "survived"
-
-
-def _codes(code: CodeType) -> dict[str, CodeType]:
-    """Code of a module, and of everything in it, by place."""
-    found = {"": code}
-    waiting = [code]
-    while waiting:
-        inner = [each for each in waiting.pop().co_consts if isinstance(each, CodeType)]
-        found |= {_key(each): each for each in inner}
-        waiting += inner
-    return found
-
-
-def _key(code: CodeType) -> str:
-    return f"{code.co_qualname}:{code.co_firstlineno}"
-
-
-def _imported(mutant: Mutant, names: list[str], arguments: list[str]) -> str:
+def _judged(mutant: Mutant, names: list[str], arguments: list[str]) -> str:
     """What the tests say where the module is imported with the change."""
+    files = sorted({name.partition("::")[0] for name in names})
 
     def work() -> int:
         sys.meta_path.insert(0, _Instead(mutant))
-        return int(pytest.main([*arguments, *names], [_Watch()]))
+        return int(pytest.main(["-x", *arguments, *files], [_Watch(names)]))
 
-    return (_said(forked(work, _LIMIT_S)) or "killed") if names else "survived"
-
-
-def _said(status: int | None) -> str | None:
-    if status in {_RAISED, _CANNOT}:
-        return None
-    return "timeout" if status is None else "killed" if status else "survived"
+    status = forked(work, _LIMIT_S) if names else 0
+    survived = status in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
+    return "timeout" if status is None else "survived" if survived else "killed"
 
 
 def path_of(module: str) -> Path:
@@ -444,32 +381,26 @@ def tests_of(module: str) -> list[str]:
 def main(
     modules: Annotated[list[str] | None, typer.Argument()] = None, sample: int = 2, seed: int = 0
 ) -> None:
-    """Print survivors, then a table; ``modules``: those of ``mutation.toml`` by default."""
+    """Print survivors, then their number; ``modules``: those of ``mutation.toml`` by default."""
     names = [each for name in modules or _TABLE["modules"] for each in modules_of(name)]
     known = _TABLE["equivalent"]
     every = [mutant for module in names for mutant in mutants(module, sample, seed)]
-    counts: dict[str, Counter[str]] = {mutant.module: Counter() for mutant in every}
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as place:
-        outcomes = judged(every, names, Path(place))
-    for mutant, outcome in zip(every, outcomes, strict=True):
-        found = outcome
-        if found == "survived" and f"{mutant.where} | {mutant.change}" in known.get(
-            mutant.module, ()
-        ):
-            found = "equivalent"
-        elif found == "survived" and mutant.around in _TABLE["priors"].get(mutant.module, ()):
-            found = "prior"
-        if found != "killed":
-            typer.echo(f"{found} {mutant.module}:{mutant.line}: {mutant.where} | {mutant.change}")
-        counts[mutant.module][found] += 1
-    typer.echo(f"\n| seed {seed} | mutants | {' | '.join(_OUTCOMES)} | score |")
-    typer.echo("|---" * (3 + len(_OUTCOMES)) + "|")
-    counts["all"] = sum(counts.values(), Counter())
-    for module, of in counts.items():
-        told = of["killed"] + of["timeout"]
-        score = told / max(1, told + of["survived"])
-        cells = " | ".join(str(of[key]) for key in _OUTCOMES)
-        typer.echo(f"| `{module}` | {of.total()} | {cells} | {score:.0%} |")
+        for mutant, outcome in zip(every, judged(every, names, Path(place)), strict=True):
+            found = outcome
+            told = f"{mutant.where} | {mutant.change}"
+            if found == "survived" and told in known.get(mutant.module, ()):
+                found = "equivalent"
+            elif found == "survived" and mutant.around in _TABLE["priors"].get(mutant.module, ()):
+                found = "prior"
+            if found != "killed":
+                typer.echo(f"{found} {mutant.module}:{mutant.line}: {told}")
+            counts[found] += 1
+    noticed = counts["killed"] + counts["timeout"]
+    score = noticed / max(1, noticed + counts["survived"])
+    told = ", ".join(f"{counts[each]} {each}" for each in _OUTCOMES)
+    typer.echo(f"seed {seed}: {counts.total()} mutants, {told}; noticed {score:.0%}")
 
 
 if __name__ == "__main__":

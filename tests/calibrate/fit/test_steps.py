@@ -83,6 +83,7 @@ def test_compute_is_read_where_nothing_is_exchanged() -> None:
     )
     assert [phases.world_size for phases in found.phases] == [1, 2]
     assert [phases.backward[0].time_s for phases in found.phases] == pytest.approx([0.02, 0.04])
+    assert found.phases[0].forward[0].time_s == pytest.approx(0.01)
     assert found.rank_spread == 0.03
     assert [noise.micro_batch for noise in found.noise] == [4]
 

@@ -4,22 +4,35 @@ import datetime as dt
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
 import perfmodel as pm
-from calibrate.fit.profile import fit_profile
-from perfmodel.documents import STALE_AFTER_DAYS, Document, age_notes, command_line
-from perfmodel.documents.acceptance import AcceptanceTerms
+from calibrate.fit.profile import failed_replays, fit_profile
+from perfmodel import documents
+from perfmodel.documents import (
+    STALE_AFTER_DAYS,
+    Document,
+    Record,
+    age_notes,
+    asked_by,
+    command_line,
+)
+from perfmodel.documents.acceptance import AcceptanceTerms, RankRun, read_run
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.kinds import kinds
 from perfmodel.documents.observation import (
+    OUT_OF_MEMORY,
     CollectiveObservation,
     EnvironmentObservation,
+    FailedObservation,
+    Observation,
     ProcessorObservation,
-    ReplayObservation,
+    failures,
     read_observations,
     refuse_repeated,
     steal_share,
@@ -29,7 +42,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.files import append_line
 from perfmodel.machine import Cluster
-from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
+from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile, setting_of
 from tests.perfmodel.report.samples import plain_validation
 
 VERSION = ProfileDocument.current_version()
@@ -86,6 +99,33 @@ def test_a_version_refuses_every_file_of_another() -> None:
     )
 
 
+def test_what_files_leave_out_means_what_it_meant() -> None:
+    """Whoever changes a default changes what files of users say, and says so here."""
+    modules = (each.name for each in iter_modules(documents.__path__, "perfmodel.documents."))
+    records = {
+        kind
+        for module in modules
+        for kind in vars(import_module(module)).values()
+        if isinstance(kind, type) and issubclass(kind, Record)
+    }
+    found = {
+        f"{kind.__name__}.{name}={field.default}"
+        for kind in records
+        for name, field in kind.model_fields.items()
+        if isinstance(field.default, int | float) and name != "schema_version"
+    }
+    assert " ".join(sorted(found)) == (
+        "CollectiveObservation.stride=1 CountRange.step=1 DataSheet.link_joins_pairs=False "
+        "Failures.detection_s=0.0 Failures.restart_s=0.0 HostSteps.num_gradients=0 "
+        "IsolatedOperator.num_calls=1 Limits.probability=0.9 ModelsValidationDocument.steal=0.0 "
+        "Option.pue=1.0 PublishedSeries.num_beyond=0 Purchase.residual_fraction=0.0 "
+        "Purchase.spare_fraction=0.0 Purchase.upkeep_fraction=0.0 Rental.effective_fraction=1.0 "
+        "ReplayObservation.world_size=1 StackSpec.head=0 StackSpec.tokens=1 "
+        "TierEntry.in_switch_reduction=0.0 TierEntry.links=1 TierEntry.oversubscription=1.0 "
+        "ValidationDocument.steal=0.0 Work.accumulation=1"
+    )
+
+
 @pytest.mark.parametrize("cluster", [None, open_cluster("2 nvlink4, 2 eth-100")])
 def test_a_profile_that_was_written_reads_back_the_same(
     cluster: Cluster | None, tmp_path: Path
@@ -123,6 +163,12 @@ def negative_forward(raw: dict[str, Any]) -> None:
         (lambda raw: raw.update(ranks_per_node=2.5), "ranks_per_node: ", ""),
         (negative_forward, "workloads.1.phases.0.forward.2.time_s: ", "got -1.5"),
         (lambda raw: raw.update(dispatch_s=-1, num_rounds=0), "", "1 more: machine.dispatch_s)"),
+        (lambda raw: raw.update(dispatch_s="7" * 99), "dispatch_s: ", f"got {'7' * 80}"),
+        (
+            lambda raw: raw.update(dict.fromkeys("abcdefg", 1)),
+            "a: unknown key, got 1",
+            "(and 6 more: machine.b, machine.c, machine.d, machine.e)",
+        ),
     ],
 )
 def test_what_breaks_a_rule_is_named_with_its_place(
@@ -188,6 +234,33 @@ def test_a_task_that_is_recorded_twice_is_named(tmp_path: Path) -> None:
     append_line(path, LINE)
     with pytest.raises(InvalidDocument, match="recorded once, got 'all_reduce-2' twice; two cam"):
         fit_profile(path, provenance=PROVENANCE)
+    other = LINE.replace("all_reduce-2", "other")
+    for line in (other, other):
+        append_line(path, line)
+    with pytest.raises(InvalidDocument, match=r"twice \(and 1 more\); two"):
+        refuse_repeated(path, read_observations(path))
+
+
+def test_what_failed_runs_again_but_not_what_memory_did_not_hold() -> None:
+    """A later try may end well; the last reason of the others is told."""
+    large = f"{OUT_OF_MEMORY}: 9 GB"
+    reasons = (("a", "killed"), ("b", large), ("c", "killed"), ("a", "raised"))
+    entries: list[Observation] = [
+        each
+        for task, reason in reasons
+        for each in (
+            FailedObservation(task=task, round=0, setting=setting_of("light", 1, 4), reason=reason),
+            ProcessorObservation(task=task, round=0, busy_s=1.0, steal_s=0.0),
+        )
+    ]
+    entries.append(EnvironmentObservation(task="c", round=0, facts={}))
+    refuse_repeated(Path(), entries)
+    assert [(each.task, each.reason) for each in failures(entries)] == [
+        ("a", "raised"),
+        ("b", large),
+    ]
+    assert tasks_done(entries) == {"b", "c"}
+    assert failed_replays(failures(entries)) == ("light, micro-batch 4, failed 2 times: raised",)
 
 
 def test_missing_observations_and_those_that_are_not_text_are_refused(tmp_path: Path) -> None:
@@ -197,6 +270,17 @@ def test_missing_observations_and_those_that_are_not_text_are_refused(tmp_path: 
         (tmp_path / "some.jsonl").write_bytes(content)
         with pytest.raises(InvalidDocument, match=r"line 1: (must be a JSON object|it is no text)"):
             read_observations(tmp_path / "some.jsonl")
+
+
+def test_a_run_is_that_of_all_its_ranks(tmp_path: Path) -> None:
+    of_rank = {"provenance": PROVENANCE, "ranks_per_node": 1, "host": "one", "step_s": (0.1,)}
+    for rank, world_size, problem in ((1, 2, "got 1 of 2"), (0, 3, "got 2 of 2 and 3"), (0, 2, "")):
+        document = RankRun.model_validate(of_rank | {"rank": rank, "world_size": world_size})
+        document.write(tmp_path / f"rank-{rank}.json")
+        if problem:
+            with pytest.raises(InvalidDocument, match=f"every rank of one run, {problem}$"):
+                read_run(tmp_path)
+    assert [each.rank for each in read_run(tmp_path)] == [0, 1]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85"])
@@ -215,13 +299,19 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str) -> None:
         ("/home/me/elsewhere/perfmodel/__main__.py", "perfmodel"),
         ("/usr/bin/perfmodel", "perfmodel"),
         ("perfmodel/__main__.py", "perfmodel"),
+        ("/usr/lib/notebook.py", "notebook.py"),
     ],
 )
-def test_a_recorded_command_does_not_say_where_its_program_lies(called: str, name: str) -> None:
+def test_a_recorded_command_does_not_say_where_its_program_lies(
+    called: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs, such as a notebook, are recorded by their name alone."""
     folder = Path("/home/me/perfmodel")
     argv = (called, "fit", "/home/me/perfmodel/runs/a", "/data/b")
     assert command_line(argv, folder=folder) == (name, "fit", "runs/a", "/data/b")
     assert command_line((), folder=folder) == ()
+    monkeypatch.setattr("sys.argv", [called, "fit", "a"])
+    assert asked_by() == (("perfmodel", "fit", "a") if "perfmodel" in called else (name,))
 
 
 def test_durations_are_stored_finer_than_any_clock_ticks_and_no_finer() -> None:
@@ -231,11 +321,6 @@ def test_durations_are_stored_finer_than_any_clock_ticks_and_no_finer() -> None:
     assert ProcessorObservation.model_validate_json(stored).model_dump_json() == stored
     assert steal_share([]) == 0.0
     assert steal_share([observed, observed]) == pytest.approx(0.3 / 0.4234567891)
-
-
-def test_a_line_that_names_no_ranks_is_of_one() -> None:
-    line = '{"kind":"replay","task":"t","round":0,"workload":"w","micro_batch":4,"parameters":"p"}'
-    assert ReplayObservation.model_validate_json(line).world_size == 1
 
 
 def test_a_calibration_is_old_after_half_a_year() -> None:

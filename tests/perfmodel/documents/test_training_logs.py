@@ -31,6 +31,10 @@ from tests.existing import existing
         ("16 GPUs tp=2 pp=4: 130 TFLOP/s", 130e12, Unit.FLOP, {"layout": "tp=2 pp=4"}),
         ("2 GPUs 0.4 it/s", 0.4, Unit.STEPS, {"devices": 2}),
         ("4 cards, 480 ms", 0.48, Unit.STEP, {"devices": 4}),
+        ("4 GPUs in total: 0.5 PFLOPs", 0.5e15, Unit.FLOP, {"devices": 4, "per_device": False}),
+        ("1 GPU: 20 GB", 20e9, Unit.MEMORY, {"devices": 1}),
+        ("1 GPU: 2 min", 120.0, Unit.STEP, {"devices": 1}),
+        ("three RTX 3090: 90 images per second", 90.0, Unit.SAMPLES, {"devices": 3}),
         ("2 nodes of 8: 70 GiB reserved", 70 * 2**30, Unit.MEMORY, {"nodes": 2}),
         ("2 nodes of 8", None, None, {"nodes": 2, "per_node": 8}),
         ("8x8 H100: 1k tokens/s", 1e3, Unit.TOKENS, {"nodes": 8, "per_node": 8, "device": "h100"}),
@@ -104,6 +108,11 @@ using world size: 16, data-parallel size: 4, tensor-model-parallel size: 4, pipe
   micro_batch_size ................................ 2
   seq_length ...................................... 4096
 """
+HF = """
+  Instantaneous batch size per device = 8
+  Gradient Accumulation steps = 4
+  Total train batch size (w. parallel, distributed & accumulation) = {}
+"""
 TITAN = (
     "Training starts at step 1, with local batch size 2, global batch size 16, sequence length 8192"
 )
@@ -115,6 +124,9 @@ TITAN = (
         ("megatron", MEGATRON, {"micro_batch": 2, "global_batch": 128, "devices": 16}),
         ("megatron", MEGATRON, {"layout": "tp=4", "sequence_length": 4096}),
         ("megatron", "| global batch size:  1024 |", {"global_batch": 1024, "micro_batch": None}),
+        ("hf", HF.format("1,024"), {"devices": 32, "accumulation": 4, "global_batch": None}),
+        ("hf", HF.format(100), {"devices": None, "micro_batch": 8}),
+        ("hf", HF.format(64) + "tensor-model-parallel size: 2", {"devices": None}),
         ("torchtitan", TITAN, {"micro_batch": 2, "global_batch": 16, "sequence_length": 8192}),
         ("torchtitan", "root - INFO - Applied FSDP to the model", {"layout": "zero=3"}),
         (
@@ -231,16 +243,6 @@ def test_evaluations_with_more_bars_than_the_training_are_left_out(
     assert f"evaluation or another run: {625 * evaluations} of 625 steps" in notes[-1]
 
 
-def test_long_validations_of_lightning_are_left_out(tmp_path: Path) -> None:
-    epochs = (
-        [f"Epoch {e}:  1%|x| {n}/20 [00:25<03:45,  2.50s/it, v_num=0]" for n in range(1, 21)]
-        + [f"Validation DataLoader 0: 1%|x| {n}/90 [00:2<0:5, 9.5it/s]" for n in range(1, 91)]
-        for e in (0, 1)
-    )
-    found, _ = read(tmp_path, "\r".join(line for lines in epochs for line in lines))
-    assert (found.value, found.unit) == (2.5, Unit.MICRO_STEP)
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -277,10 +279,32 @@ def of(*pairs: tuple[int, float]) -> str:
 
 
 def test_pauses_are_left_out_and_told(tmp_path: Path) -> None:
-    paused = of(*((n, 60_000.0 if n == 8 else 1000.0) for n in range(1, 12)))
-    found, notes = read(tmp_path, paused, "megatron")
-    assert found.value == pytest.approx(1.0)
-    assert "1 slow line left out as pauses" in notes[1]
+    """Four times the time, or a quarter of the speed."""
+    times = of(*((n, 4000.0 if n == 8 else 1000.0) for n in range(1, 12)))
+    rates = "\n".join(f"throughput/batches_per_sec: {1 - 0.75 * (n == 8)}" for n in range(12))
+    for text, name in ((times, "megatron"), (rates, "llm-foundry")):
+        found, notes = read(tmp_path, text, name)
+        assert (found.value, found.text) == (
+            1.0,
+            f"log: median of {8 - (name == 'megatron')} lines",
+        )
+        assert "1 slow line left out as pauses" in notes[1]
+
+
+def test_a_pattern_names_what_its_number_counts(tmp_path: Path) -> None:
+    counted = {
+        "s": (2.0, Unit.STEP, None),
+        "ms": (2e-3, Unit.STEP, None),
+        "it_per_s": (2.0, Unit.STEPS, None),
+        "tokens_per_s": (2.0, Unit.TOKENS, False),
+        "tokens_per_s_per_gpu": (2.0, Unit.TOKENS, True),
+        "samples_per_s": (2.0, Unit.SAMPLES, None),
+        "tflops": (2e12, Unit.FLOP, True),
+    }
+    for group, told in counted.items():
+        found, _ = read(tmp_path, "took 2\n" * 6, f"regex:took (?P<{group}>[0-9.]+)")
+        assert (found.value, found.unit, found.per_device) == told
+        assert found.text == "log: median of 3 lines"
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def test_the_slow_rank_is_named() -> None:
     ("old", "new", "words"),
     [
         ("at_least", "at_most", "must have at_least"),
+        ("at_least = ", "at_most = 9e99\nat_least = ", "at_least and no other limit"),
         ("[[clause]]", "[[clause]", "cannot be read"),
         ("size_bytes = 32768\n", "", "latency must have size_bytes"),
         ("confidence = 0.95", "confidence = 1.0", "must be|less than 1"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.documents.budget import Budget, Purchase, YearlyCost, read_budget
+from perfmodel.documents.budget import Budget, YearlyCost, read_budget
 from perfmodel.plan.cost import buying_pays, compare_costs
 from tests.perfmodel.plan.budgets import TODAY, written
 
@@ -33,12 +33,6 @@ def test_buying_pays_exactly_where_it_costs_no_more(
         assert is_inside
     if buy.at(utilisation) > rent.at(utilisation) + margin:
         assert not is_inside
-
-
-def test_what_a_budget_does_not_say_is_nothing(budget: Budget) -> None:
-    said = budget.buy.model_dump(exclude={"spare_fraction", "residual_fraction", "upkeep_fraction"})
-    found = Purchase(**said)
-    assert (found.spare_fraction, found.residual_fraction, found.upkeep_fraction) == (0, 0, 0)
 
 
 def test_a_price_goes_stale_after_thirty_days(budget: Budget) -> None:
