@@ -246,6 +246,7 @@ def first_priors() -> dict[str, ConstantPrior]:
         "half results": ConstantPrior(2e5, 1.0),
         "half channels": ConstantPrior(32.0, 1.0),
         "odd channels": ConstantPrior(0.5, 0.5),
+        "norm channels": ConstantPrior(30.0, 1.0),
         "host_s": ConstantPrior(12e-6, 0.5),
         "host backward": ConstantPrior(0.6, 0.5),
         "host update": ConstantPrior(3.0, 0.5),

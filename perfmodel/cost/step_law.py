@@ -4,6 +4,7 @@ An operator takes the time of its products and of its bytes, whichever is longer
 work to fill the device. The host launches operators meanwhile:
 
     t      = ((F / r)^3 + (B / (W w_f))^3)^(1/3) + t0                 F FLOP, B bytes, f family of operators
+    B      grows by (1 + n0 V / ch) / (1 + n0 V / 128) in batch normalisation of images whose channels lie apart
     r      = min(P p_f s c o, peak of the data sheet)                 beyond it no device multiplies
     s      = x / (x + s0 V),  x = results * max(1, K / 512)           long sums are split among processors
     c      = ch / (ch + c0)                                           narrow channels use part of a tile
@@ -18,13 +19,14 @@ with tiles. Depthwise kernels have no tiles: there V is 1. Convolutions of kerne
 multiply less than F [Winograd: Lavin and Gray 2016]: the data sheet does not bound them. p_f and w_f belong to
 families, and apart to forward pass, gradient of inputs and gradient of weights, to fp32, and to 16 bit with and
 without tensor cores.
+In batch normalisation one block of threads takes one channel: n0 V of them keep half as much busy as many do.
 The cube joins two limits smoothly, as q joins device and host: near balance each hides only part of the other.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,7 +35,8 @@ from perfmodel.statistics import FloatArray, IntArray
 
 _SHARED: Final = (
     *("peak fp32", "peak half", "memory", "launch_s", "half results", "half channels"),
-    *("odd channels", "host_s", "host backward", "host update", "host step", "sharpness"),
+    *("odd channels", "norm channels", "host_s", "host backward", "host update"),
+    *("host step", "sharpness"),
 )
 #: Arithmetic of kernels: fp32, 16 bit on tensor cores, 16 bit on a device that has none.
 ARITHMETICS: Final = ("fp32", "half", "vector half")
@@ -53,6 +56,9 @@ _CONVOLVES: Final = np.array(
         for name in (*PRODUCTS, *STREAMS)
     ]
 )
+#: With as many channels batch normalisation takes what its bytes say: this keeps n0 apart from rates.
+_USUAL_CHANNELS: Final = 128.0
+_NORMALISES: Final = np.array([name.startswith("batch norm") for name in (*PRODUCTS, *STREAMS)])
 #: By family, whether kernels may do with fewer products than are counted.
 _TRANSFORMS: Final = np.array(
     [name in {"conv forward", "conv inputs", "conv weights"} for name in (*PRODUCTS, *STREAMS)]
@@ -114,6 +120,10 @@ class StepBatch:
     filling: FloatArray
     channels: FloatArray
     is_odd: FloatArray
+    by_block: FloatArray
+    """V over the channels that take a block of threads each; over usual ones in other kernels."""
+    by_usual: FloatArray
+    """V over usual channels."""
     launches: FloatArray
     """Shape ``(num_rows, 3)``."""
 
@@ -146,13 +156,15 @@ class StepBatch:
         width = np.where(by_vectors, 1.0, (single / _SINGLE_FLOP_PER_S) ** _WIDTH_POWER)
         sheet_s = every("flop") / np.where(in_tf32, tensor, np.where(is_single, single, half))
         reached = (half / _HALF_FLOP_PER_S) ** (_HALF_POWER - 1) if sheet.has_tensor_cores else 1.0
+        is_last = spread([float(work.memory_format == "channels_last") for work in works])
+        is_apart = _NORMALISES[family] & (is_last == 0)
         return cls(
             row=spread(list(range(len(works)))).astype(np.int64),
             num_rows=len(works),
             phase=every("phase").astype(np.int64),
             rate=rate[multiplied, np.minimum(family, len(PRODUCTS) - 1)],
             memory=memory[arithmetic, family],
-            is_last=spread([float(work.memory_format == "channels_last") for work in works]),
+            is_last=is_last,
             peak=peaks[multiplied],
             count=every("count"),
             products_s=sheet_s / np.where(in_tf32 | ~is_single, reached, 1.0),
@@ -161,6 +173,8 @@ class StepBatch:
             filling=every("filling") / width,
             channels=every("channels"),
             is_odd=every("is_odd") * sheet.has_tensor_cores,
+            by_block=width / np.where(is_apart, every("channels"), _USUAL_CHANNELS),
+            by_usual=width / _USUAL_CHANNELS,
             launches=np.stack([work.launches for work in works]),
         )
 
@@ -183,9 +197,7 @@ class StepSeconds:
 def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False) -> StepSeconds:
     """Steps at the logarithms of all ``CONSTANTS``, in their order."""
 
-    def of(
-        name: Literal["memory", "launch_s", "half results", "half channels", "odd channels"],
-    ) -> float:
+    def of(name: str) -> float:
         return float(logs[POSITION[name]])
 
     fill = batch.filling / (batch.filling + math.exp(of("half results")))
@@ -195,7 +207,9 @@ def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False
     log_bytes = of("memory") + logs[batch.memory] + batch.is_last * logs[batch.memory + _TO_LAST]
     by_rate_s = batch.products_s / (np.exp(log_rate) * fill * tile)
     products = _cube(np.maximum(by_rate_s, batch.least_s))
-    stream = _cube(batch.stream_s / np.exp(log_bytes))
+    half_busy = math.exp(of("norm channels"))
+    blocks, usual = 1 + half_busy * batch.by_block, 1 + half_busy * batch.by_usual
+    stream = _cube(batch.stream_s * blocks / usual / np.exp(log_bytes))
     joined = np.maximum(products + stream, 1e-300)
     core_s = np.cbrt(joined)
     launch_s = math.exp(of("launch_s"))
@@ -220,6 +234,7 @@ def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False
             (batch.memory + _TO_LAST, -by_bytes * batch.is_last),
             (POSITION["memory"], -by_bytes),
             (POSITION["odd channels"], -by_products * batch.is_odd),
+            (POSITION["norm channels"], by_bytes * (1 / usual - 1 / blocks)),
             (POSITION["half results"], by_products * (1 - fill)),
             (POSITION["half channels"], by_products * (1 - tile)),
             (POSITION["launch_s"], np.full(len(core_s), launch_s)),

@@ -215,7 +215,12 @@ def _kernels(
         return found
     if operator.flop > 0:
         return [_product(operator, base, phase, moved * halving)]
-    return [_Work(family=_stream(operator, base), moved_bytes=moved * halving)]
+    family = _stream(operator, base)
+    channels = 1.0
+    if family.startswith("batch norm"):
+        images = [each.shape for each in operator.inputs if len(each.shape) > 1]
+        channels = float(images[0][1]) if images else channels
+    return [_Work(family=family, moved_bytes=moved * halving, channels=channels)]
 
 
 def _halving(operator: Operator) -> float:

@@ -5,7 +5,7 @@
 
 ``FOLDER`` holds published tables: single_device_steps.csv.gz of single cards, throughput.csv and nccl_times.csv.gz of
 datacentre machines. Tracing 500 steps takes some 8 minutes of one processor, the fits one.
-``perfmodel validate published --sources single_device_steps,machines`` judges the cards.
+``perfmodel validate published --sources single_device_steps`` judges the cards.
 
 Rows of datacentre machines are of one GPU in 16 bit, and in fp32 where the device has
 no TF32. What sources do not print: images have 224 pixels, SQuAD samples 384 tokens; ConvNets of DeepLearningExamples

@@ -62,7 +62,6 @@ SOURCES: Final = {
         scaling.judge_repeated,
     ),
     "single_device_steps": Source(_STEPS, devices.COLUMNS, devices.judge),
-    "machines": Source(_STEPS, devices.COLUMNS, devices.judge_shipped),
     "data_parallel": Source(_STEPS, threads.COLUMNS, threads.judge_threads),
     "operator_times": Source("operator_times.csv.gz", operators.COLUMNS, operators.judge_operators),
     "memory": Source("memory.csv", ("source", "gpus", "memory_gib"), large.judge_memory),

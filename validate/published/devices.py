@@ -1,16 +1,14 @@
-"""Published steps of one GPU: families and models left out of a device, and the machines that ship.
+"""Published steps of one GPU: families and models left out of a device.
 
 The law, its fit and what a family that was left out says are those of ``calibrate --from-steps``; here are
 the table, the splits and the plain rule beside them. Models are traced, which takes minutes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from calibrate.processes import usable_cores
 from calibrate.step_fit import (
     UNSEEN_DEVICE_ERROR,
     DeviceFit,
@@ -22,32 +20,14 @@ from calibrate.step_fit import (
     predicted_s,
     prior_over,
 )
-from calibrate.step_table import (
-    Setting,
-    TableRow,
-    Trace,
-    by_version,
-    import_models,
-    trace_setting,
-    traced_tables,
-)
-from perfmodel.answer import Question, open_workload
-from perfmodel.answer.answer import answer
+from calibrate.step_table import Setting, TableRow, Trace, by_version, trace_setting, traced_tables
 from perfmodel.cost.rescaling import sheet_of
 from perfmodel.cost.step_law import ConstantPrior, Sheet
 from perfmodel.documents.hardware import find_device, shipped_catalogue
-from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import PublishedSeries
-from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError
-from perfmodel.layout import Layout
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.models import document_for
-from perfmodel.statistics import FloatArray, Interval
+from perfmodel.statistics import FloatArray
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 COLUMNS: Final = (
     *("device", "library", "model", "framework", "precision", "memory_format"),
     *("image", "batch_per_gpu", "gpus", "step_ms"),
@@ -254,120 +234,3 @@ def _part(
 
 def _flop(row: StepRow) -> float:
     return float((row.work.count * row.work.flop).sum())
-
-
-class _Said(NamedTuple):
-    """What a machine by name says of a row."""
-
-    step: Interval
-    flop: float
-
-
-def judge_shipped(
-    table: Table, document_of: Callable[[MeasuredMachine, str], WorkloadDocument] = document_for
-) -> Iterator[PublishedSeries]:
-    """What ``predict --machine NAME`` says of every row in the precision that it traces models in."""
-    if document_of is document_for:
-        import_models()
-    for name, rows in public_rows(table).items():
-        machine = ProfileDocument.read(shipped_machines()[name]).machine
-        newest, older = by_version(rows)
-        table.leave_out("older versions of PyTorch on the same device", len(older))
-        same: dict[str, list[TableRow]] = {}
-        for row in newest:
-            same.setdefault(row.setting.model, []).append(row)
-        found: list[tuple[TableRow, _Said]] = []
-        act = partial(_said, machine, document_of)
-        for of_one, told in told_by_model(table, newest[0].where, same, act):
-            said = [(row, each) for row, each in zip(of_one, told, strict=True) if each]
-            found += said
-            other = len(of_one) - len(said)
-            table.leave_out("another precision, memory format or size than predict traces", other)
-        if found:
-            yield _shipped(table.source, name, machine, found)
-
-
-def told_by_model(
-    table: Table,
-    where: str,
-    rows: Mapping[str, list[Item]],
-    act: Callable[[list[Item]], Result],
-) -> Iterator[tuple[list[Item], Result]]:
-    """What copies of this process tell of each model's rows; those of one that cannot be traced are left out."""
-    from perfmodel.tracing.fork import CrashedError, apart  # noqa: PLC0415 - imports torch
-
-    told: Result | Exception
-    for (model, of_one), told in apart(
-        lambda item: act(item[1]), rows.items(), at_once=usable_cores()
-    ):
-        if isinstance(told, UsageError | CrashedError):
-            note = f"{where}: {model} cannot be traced: {told}"
-            table.leave_out("models that cannot be traced", len(of_one), note)
-        elif isinstance(told, Exception):
-            raise told
-        else:
-            yield of_one, told
-
-
-def _said(
-    machine: MeasuredMachine,
-    document_of: Callable[[MeasuredMachine, str], WorkloadDocument],
-    rows: Sequence[TableRow],
-) -> list[_Said | None]:
-    """Steps of rows of one model; None where its trace does not stand for the row."""
-    document = document_of(machine, rows[0].setting.model)
-    workload = open_workload(machine, document)
-    sample_flop = document.workload.forward_flop + document.workload.backward_flop
-    return [
-        _Said(
-            answer(
-                Question(
-                    machine=machine,
-                    workload=workload,
-                    layout=Layout(micro_batch=row.setting.batch),
-                )
-            ).step,
-            row.setting.batch * sample_flop,
-        )
-        if _is_traced_so(row.setting, document)
-        else None
-        for row in rows
-    ]
-
-
-def _is_traced_so(setting: Setting, document: WorkloadDocument) -> bool:
-    """Whether a trace of the model stands for the row."""
-    is_half = setting.precision.startswith("amp")
-    return (
-        document.workload.sample == f"3x{setting.image}x{setting.image} image"
-        and setting.memory_format == "contiguous"
-        and (setting.precision == "fp32" or is_half)
-        and is_half == (document.trace.method.precision != "fp32")
-    )
-
-
-def _shipped(
-    source: str, name: str, machine: MeasuredMachine, rows: Sequence[tuple[TableRow, _Said]]
-) -> PublishedSeries:
-    """Beside one rate of arithmetic for the device, the median over all rows."""
-    step_s = np.array([row.step_s for row, _ in rows])
-    flop = np.array([said.flop for _, said in rows])
-    low, nominal, high = (
-        np.array([getattr(said.step, end) for _, said in rows]) for end in ("p5", "nominal", "p95")
-    )
-    part = Part(
-        measured=step_s,
-        predicted={
-            "perfmodel": nominal,
-            "one rate of arithmetic": flop / float(np.median(flop / step_s)),
-        },
-        interval=(low, high),
-    )
-    return verdict(
-        source,
-        f"predict --machine {name}",
-        [part],
-        fitted="the machine as it ships",
-        predicted="all rows, those that made it too",
-        num_fitted=1 if machine.device_costs is None else machine.device_costs.num_rows,
-    )

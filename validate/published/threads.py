@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from calibrate.layout_fit import heavy_tailed
+from calibrate.processes import usable_cores
 from calibrate.step_fit import family_of
 from calibrate.step_table import Trace, import_models, trace_setting
 from perfmodel.cost.layout_time import DEVICE_OR_HOST
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
+from perfmodel.errors import UsageError
 from perfmodel.statistics import BoolArray, FloatArray, soft_maximum
 from validate.published import devices
-from validate.published.devices import setting_of, told_by_model
+from validate.published.devices import setting_of
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
 COLUMNS: Final = (*devices.COLUMNS, "source", "wrapper", "p5_ms", "p95_ms")
@@ -189,7 +191,9 @@ class _Size(NamedTuple):
 
 
 def _sizes(table: Table, rows: list[Row], trace: Trace) -> dict[str, _Size]:
-    """Sizes by model."""
+    """Sizes by model, each traced in a copy of this process; those of one that cannot be traced are left out."""
+    from perfmodel.tracing.fork import CrashedError, apart  # noqa: PLC0415 - imports torch
+
     if trace is trace_setting:
         import_models()
     same: dict[str, list[Row]] = {}
@@ -201,8 +205,17 @@ def _sizes(table: Table, rows: list[Row], trace: Trace) -> dict[str, _Size]:
         elements = sum(one.num_elements for one in step.parameters)
         return _Size(sum(step.modules_entered()), elements)
 
-    told = told_by_model(table, table.path.name, same, size)
-    return {setting_of(of_one[0]).model: found for of_one, found in told}
+    found = {}
+    for of_one, told in apart(size, same.values(), at_once=usable_cores()):
+        model = setting_of(of_one[0]).model
+        if isinstance(told, UsageError | CrashedError):
+            note = f"{table.path.name}: {model} cannot be traced: {told}"
+            table.leave_out("models that cannot be traced", len(of_one), note)
+        elif isinstance(told, Exception):
+            raise told
+        else:
+            found[model] = told
+    return found
 
 
 def _alike(row: Row) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from perfmodel.machine.measured import DeviceCosts, LeftOutError
 from perfmodel.statistics import heavy_tailed_quantiles
 from perfmodel.step import Stream
 from perfmodel.step.compile import compile_step
-from perfmodel.workload import Phase
+from perfmodel.workload import Operator, Phase
 from tests.existing import existing
 from tests.perfmodel.cost.test_step_work import backward, convolution, families, step_of, work_of
 from tests.perfmodel.operators import addition, matmul, operator, spec
@@ -62,6 +62,11 @@ COSTS = DeviceCosts(
     num_models=1,
     source="by hand",
 )
+
+
+def normalisation(channels: int) -> Operator:
+    images, scale = spec(4, channels, 64, 64), spec(channels)
+    return operator("aten.native_batch_norm.default", (images, scale), (images,))
 
 
 def by_hand(products_s: float, bytes_s: float) -> float:
@@ -148,7 +153,7 @@ def test_curves_add_up_to_the_law_at_every_batch(host_s: float) -> None:
 def test_slopes_are_differences() -> None:
     steps = [
         step_of((convolution(1, 44), Phase.FORWARD), (backward(1, 44), Phase.BACKWARD)),
-        step_of((matmul(300, 70, 300), Phase.FORWARD), (addition(10**5), Phase.BACKWARD)),
+        step_of((matmul(300, 70, 300), Phase.FORWARD), (normalisation(20), Phase.BACKWARD)),
     ]
     works = [
         step_work(steps[0], is_pure_half=True, memory_format="channels_last"),
@@ -161,6 +166,7 @@ def test_slopes_are_differences() -> None:
     assert found.slope is not None
     touched = {CONSTANTS[index] for index in np.flatnonzero(np.abs(found.slope).max(axis=0))}
     assert {"peak half", "odd channels", "launch_s", "sharpness", "host update"} <= touched
+    assert "norm channels" in touched
     for index, name in enumerate(CONSTANTS):
         moved = logs.copy()
         moved[index] += 1e-5
@@ -198,6 +204,25 @@ def test_every_constant_has_its_place_in_the_law() -> None:
     rate = 6e13 * 0.8 * 0.5 * 1.3 * 0.6 * results / (results + 1e4) * 20 / (20 + 30)
     device_s = by_hand(flop / rate, 2 * elements / (1e12 * 0.7 * 0.9 * 1.1)) + 3e-6
     assert seconds(work, constants=constants) == pytest.approx(by_hand(device_s, 4e-5), rel=1e-9)
+
+
+def test_few_channels_slow_batch_normalisation_unless_they_lie_side_by_side() -> None:
+    """A block for each: of 100 that occupy half of the device, 32 take (1 + 100 / 32) / (1 + 100 / 128) as long."""
+    works = [
+        work_of(normalisation(channels), memory_format=memory_format)
+        for channels in (32, 128)
+        for memory_format in ("contiguous", "channels_last")
+    ]
+    plain_s = [(2 * 4 * channels * 64**2 + channels) * 4 / 1e12 for channels in (32, 32, 128, 128)]
+    free = {"norm channels": 100.0, "launch_s": 1e-15}
+    logs = log_constants(PLAIN | free, first_priors())
+    expected_s = [plain_s[0] * (1 + 100 / 32) / (1 + 100 / 128), *plain_s[1:]]
+    batch = StepBatch.of(works, SHEET)
+    assert step_seconds(batch, logs).device_s[:, 0] == pytest.approx(expected_s, rel=1e-6)
+    # Machines that were made before this constant hold none of it.
+    before = {name: value for name, value in (PLAIN | free).items() if name != "norm channels"}
+    old = by_law(replace(COSTS, constants=before), works)[0].device_s[:, 0]
+    assert old == pytest.approx(plain_s, rel=1e-6)
 
 
 def test_more_processors_need_more_results_and_higher_peaks_in_16_bit_are_reached_in_part() -> None:

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import perfmodel as pm
 from calibrate.step_fit import StepRow
 from calibrate.step_table import Setting, TableRow, traced_tables
-from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.models import SHIPPED_TRACES, document_for
 from perfmodel.workload.step import TracedStep
 from tests.calibrate.test_step_table import FAMILIES, setting, trace_named, true_s
 from tests.validate.published.judged import opened
@@ -77,39 +73,6 @@ def test_families_left_out_are_predicted_from_the_others(tmp_path: Path) -> None
     assert "timm:nobody_1 cannot be traced: model: must be known" in unknown
     assert "timm:crash_1 cannot be traced: " in crashed
     assert "SIGTERM" in crashed
-
-
-def test_a_machine_that_ships_is_judged_by_what_the_command_says(tmp_path: Path) -> None:
-    known = {"library": "torchvision", "model": "resnet50", "precision": "amp fp16"}
-    traced = WorkloadDocument.read(SHIPPED_TRACES / "torchvision-resnet50-fp16.json.gz")
-    said = pm.predict("rtx-3090", traced, devices=[1], batch=64).points[0].step_s
-    rows = [
-        USUAL | known | {"batch_per_gpu": "64", "step_ms": repr(1e3 * said.nominal * slower)}
-        for slower in (1.0, 1.1, 9.0)
-    ]
-    others = [rows[0] | {"memory_format": "channels_last"}, rows[0] | {"image": "256"}]
-    crash = rows[0] | {"model": "crash"}
-
-    def document_of(machine: MeasuredMachine, model: str) -> WorkloadDocument:
-        if model == "torchvision:crash":
-            os.kill(os.getpid(), signal.SIGTERM)
-        return document_for(machine, model)
-
-    table = opened(tmp_path, "machines", [*rows, *others, crash])
-    [series] = devices.judge_shipped(table, document_of)
-    counted = table.counted()
-    assert series.name == "predict --machine rtx-3090"
-    ours, plain = series.errors
-    assert ours.bias == pytest.approx((1 / 1.1 + 1 / 9 - 2) / 3, abs=1e-6)
-    assert ours.coverage == pytest.approx(2 / 3)
-    assert plain.method == "one rate of arithmetic"
-    assert counted.num_judged == 3
-    assert counted.left_out == {
-        "another precision, memory format or size than predict traces": 2,
-        "models that cannot be traced": 1,
-    }
-    [crashed] = table.skipped
-    assert "torchvision:crash cannot be traced: " in crashed
 
 
 def test_few_models_of_another_device_predict_its_others_as_long_as_there_are_others(
