@@ -91,6 +91,12 @@ def fit_profile(
             f"{observations_path}: holds {len(steps)} step observations and {len(traced)} traced "
             "workloads, at least one of each is needed; continue with --resume"
         )
+    names = {entry.setting.workload for entry in steps} - {entry.workload.name for entry in traced}
+    if names:
+        raise MeasurementFailed(
+            f"{observations_path}: must hold the trace of every workload with steps, got none of "
+            f"{', '.join(sorted(names))}; continue with --resume"
+        )
     draft = _draft(observations, environment)
     draft = replace(
         draft,

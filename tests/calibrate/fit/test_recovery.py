@@ -13,6 +13,7 @@ import pytest
 from calibrate.fit.ddp import _bucket_solution, fit_bucket_costs, fit_ddp, prior_speeds
 from calibrate.fit.profile import fit_profile
 from calibrate.summary import Repetition
+from perfmodel.documents.observation import WorkloadObservation
 from perfmodel.errors import IncomparableRuns, MeasurementFailed
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, OverlapProfile
@@ -47,6 +48,15 @@ def fitted(seed: int) -> MeasuredMachine:
 def refitted(folder: Path, calibration: Calibration, *, num_nodes: int = 1) -> MeasuredMachine:
     path = append(folder / "observations.jsonl", *calibration.observations())
     return fit_profile(path, provenance=PROVENANCE, num_nodes=num_nodes).machine
+
+
+def test_steps_of_a_workload_without_a_trace_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "observations.jsonl"
+    entries = [*Calibration(machine=MACHINE, seed=0).observations()]
+    lost = next(each for each in entries if isinstance(each, WorkloadObservation))
+    append(path, *(each for each in entries if each is not lost))
+    with pytest.raises(MeasurementFailed, match=f"got none of {lost.workload.name}; continue"):
+        fit_profile(path, provenance=PROVENANCE)
 
 
 @seeds
