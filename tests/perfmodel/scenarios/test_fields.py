@@ -29,7 +29,6 @@ from perfmodel.scenarios.fields import FIELDS, changed, link_of, scenarios_of, u
 from perfmodel.statistics import unpaired
 from tests.examples import ROOT
 from tests.existing import existing
-from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cost.test_network import node_of_h100
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
@@ -372,11 +371,3 @@ def test_every_layout_is_that_of_predict() -> None:
     contrast = existing(found[1].contrast)
     tokens = [large(entry).tokens_per_s.nominal for entry in found]
     assert contrast.throughput_ratio.nominal == pytest.approx(tokens[1] / tokens[0])
-
-
-def test_the_command_writes_what_it_prints(run: Run, tmp_path: Path) -> None:
-    large = ("--profile", PROFILE, "--model", "llama2-7b", "--layout", TEXT)
-    printed = run("whatif", *large, "--set", "tp=2", "--output", tmp_path / "it.json", "--json")
-    told = WhatIfDocument.of_text(printed.stdout)
-    assert told == WhatIfDocument.read(tmp_path / "it.json")
-    assert told.scenarios[1].contrast == compared("tp=2").scenarios[1].contrast
