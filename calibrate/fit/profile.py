@@ -1,9 +1,7 @@
 """From raw observations to a profile: every fit in one place, repeatable on stored data."""
 
-import gc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -46,6 +44,7 @@ from perfmodel.machine.measured import (
     OverlapProfile,
     Residual,
 )
+from perfmodel.step import collector_paused
 
 _T = TypeVar("_T")
 
@@ -54,19 +53,7 @@ _NOTHING_YET = DdpCosts(
 )
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the search for unused circles: millions of parts of observations would be gone through, to find none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_uncollected()
+@collector_paused()
 def fit_profile(
     observations_path: Path,
     *,
