@@ -49,9 +49,9 @@ def planned_layers(
     if device_kind != "cpu":
         # A kernel in 16 bit tells nothing about that in 32: every layer in both.
         layers = [
-            _for_gpu(each, draw, precision)
-            for each in layers
-            for precision in (("fp32",) if is_optimizer(each) else ("fp32", "bf16"))
+            _for_gpu(each, draw, precision, at=2 * at + also)
+            for at, each in enumerate(layers, start=draw.randrange(_ROUND))
+            for also, precision in enumerate(("fp32",) if is_optimizer(each) else ("fp32", "bf16"))
         ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
@@ -243,29 +243,29 @@ _OF_SEQUENCES: Final = frozenset({"linear", "product", "attention", "rotate", "e
 #: Batches of images, and their least sides: a million images of 2 x 2 pixels tell little about any model.
 _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
-#: Share of convolutions as they do most of a network's work; draws of all sizes hold few such.
-_OF_BODIES: Final = 0.75
+#: Two of three convolutions are as those that do most of a network's work; draws of all sizes hold few such.
 _BODY_CHANNELS: Final = 96, 512
 _BODY_SIDES: Final = 14, 56
 _BODY_SAMPLES: Final = 32, 512
 #: Share of layers that stay small: they tell what the shortest kernels take.
 _AS_DRAWN: Final = 0.15
-#: Kinds whose kernels differ between memory formats, and the share of them whose channels lie side by side.
+#: Kinds whose kernels differ between memory formats, and which of five in a row have their channels side by side:
+#: chance would leave formats out.
 _OF_IMAGES: Final = frozenset(
     {
         *("convolution", "depthwise", "grouped", "batch_norm"),
         *("max_pool", "average_pool", "global_pool", "adaptive_pool"),
     }
 )
-_CHANNELS_LAST: Final = 0.4
+_CHANNELS_LAST: Final = 1, 3
+_ROUND: Final = 5
 #: Share of products of odd width, as vocabularies have it: matrix units want multiples of 8.
 _UNALIGNED: Final = 0.2
 #: How many times as many classes a loss has: vocabularies.
 _GPU_CLASSES: Final = 1, 4, 16
 #: How many layers more or less than on a CPU: which of its kernels are one there, and whose time rests on more sizes.
 _GPU_WEIGHTS: Final = {
-    **dict.fromkeys(("depthwise", "grouped"), 0.6),
-    "convolution": 0.85,
+    **dict.fromkeys(("depthwise", "grouped"), 1.7),
     **dict.fromkeys(("attention", "layer_norm", "linear", "loss"), 2.0),
     "batch_norm": 4.0,
 }
@@ -275,16 +275,16 @@ _GPU_HEADS: Final = 32, 64, 64, 128
 _GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
-def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
-    """The layer with as many rows or indices, or samples and pixels, as keep a GPU busy."""
+def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> Layer:
+    """The layer with as many rows or indices, or samples and pixels, as keep a GPU busy; ``at``: which in a row."""
     if is_optimizer(layer):
         return layer
-    is_last = layer.kind in _OF_IMAGES and draw.random() < _CHANNELS_LAST
+    is_last = layer.kind in _OF_IMAGES and at % _ROUND in _CHANNELS_LAST
     layer = replace(layer, precision=precision, is_channels_last=is_last)
     if draw.random() < _AS_DRAWN:
         return layer
     sizes = layer.sizes
-    is_body = layer.kind == "convolution" and draw.random() < _OF_BODIES
+    is_body = layer.kind == "convolution" and at // 2 % 3 > 0
     if is_body:
         channels, out = (_width(draw, *_BODY_CHANNELS) for _ in range(2))
         sizes = (1, channels, _between(draw, *_BODY_SIDES), out, draw.choice((1, 3, 3, 3)), 1, 1)

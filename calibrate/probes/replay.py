@@ -46,7 +46,7 @@ _SCALE = 0.05
 #: pass reads memory that is not there.
 _KEEPS_FOR_BACKWARD = ("aten.mkldnn_rnn_layer.default",)
 #: What hands on the values of its first input.
-_COPIES = frozenset({"clone", "_to_copy"})
+_COPIES = frozenset({"clone", "_to_copy", "_unsafe_view"})
 _INDEX_TYPES = frozenset({"int64", "int32"})
 
 

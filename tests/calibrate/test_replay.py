@@ -119,16 +119,33 @@ def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
     assert replay.failed == set()
 
 
-def test_tables_are_looked_up_all_over_whatever_view_of_the_indices_is_used() -> None:
+class _Column(nn.Module):
+    """Bags of one of three columns of indices, which are copied on the way."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(rows, 4)
+
+    def forward(self, columns: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.bag(columns[:, 1])
+        return found
+
+
+@pytest.mark.parametrize(
+    ("of_indices", "shape"), [(lambda rows: nn.EmbeddingBag(rows, 4), (20,)), (_Column, (3, 20))]
+)
+def test_tables_are_looked_up_all_over_whatever_view_of_the_indices_is_used(
+    of_indices: Callable[[int], nn.Module], shape: tuple[int, ...]
+) -> None:
     """An ``EmbeddingBag`` reads a flat view of its indices; rows of zeros would stay in the cache."""
     rows = 1000
     step = stepped(
-        lambda: nn.Sequential(nn.EmbeddingBag(rows, 4), nn.Linear(4, 10)),
-        lambda samples: torch.randint(0, rows, (samples, 20)),
+        lambda: nn.Sequential(of_indices(rows), nn.Linear(4, 10)),
+        lambda samples: torch.randint(0, rows, (samples, *shape)),
         micro_batch=8,
     )
     passes = Passes(alone(), step)
-    [indices] = (t for t in passes.lasting.values() if t.shape == (8, 20))
+    [indices] = (t for t in passes.lasting.values() if t.shape == (8, *shape))
     assert len(set(indices.flatten().tolist())) > 100
     assert indices.max() < rows
 
