@@ -54,7 +54,7 @@ TRAINED_S = 0.0315
 
 
 def replay(task: ReplayTask) -> Observation:
-    """Every call takes a millisecond."""
+    """Every call takes a millisecond; several ranks train alone."""
     trace = WorkloadDocument.read(Path(existing(task.document))).trace
     step = trace.at(micro_batch=task.micro_batch)
     counts = {key: n for key, n in step.call_counts().items() if key[1] is not Phase.OPTIMIZER}
@@ -74,6 +74,7 @@ def replay(task: ReplayTask) -> Observation:
                 times_s=(CALL_S,),
             )
             for (at, phase), count in counts.items()
+            if task.world_size == 1
         ),
         forward_s=(CALL_S * sums[Phase.FORWARD],),
         backward_s=(CALL_S * sums[Phase.BACKWARD],),
