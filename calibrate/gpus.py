@@ -124,7 +124,8 @@ def _text(path: Path) -> str:
 def unusable(listed: Sequence[Gpu], seen: Gpu, visible: str | None) -> str:
     """Why torch cannot use the GPUs that are asked for, in one line; empty if it can.
 
-    ``listed``, ``seen``: What ``query_gpus`` and ``ask_torch`` found. ``visible``: ``CUDA_VISIBLE_DEVICES``, if set.
+    ``listed``, ``seen``: What ``query_gpus`` and ``ask_torch`` found.
+    ``visible``: ``CUDA_VISIBLE_DEVICES``, if set.
     """
     found = seen["gpus"]
     # Torch stops at the first name that means nothing.

@@ -160,7 +160,7 @@ def _measured_step(
 ) -> MeasuredStep:
     group = [entry for entry in by_ranks[1] if entry.operators]
     errors = {
-        # Where each step has one round on so many ranks, they scatter as one does.
+        # Where each step has one round on that number of ranks, they scatter as one does.
         ranks: max(_SMALLEST_ERROR, (deviations[ranks] or deviations[1]) / math.sqrt(len(entries)))
         for ranks, entries in by_ranks.items()
     }

@@ -318,9 +318,6 @@ def _in_other_precision(name: str) -> str | None:
 
 
 def constants_of(fit: DeviceFit) -> dict[str, float]:
-    """Constants that some row depends on, by name."""
-    return {
-        name: float(np.exp(fit.logs[place]))
-        for place, name in enumerate(CONSTANTS)
-        if name in fit.touched
-    }
+    """Constants that some row depends on, by name; and the one that only older machines lack."""
+    names = fit.touched | {"norm channels"}
+    return {name: float(np.exp(fit.logs[POSITION[name]])) for name in CONSTANTS if name in names}

@@ -26,7 +26,7 @@ WORKLOADS: Final = "workloads"
 #: As the judge of drawn models. On a GPU each takes seconds to start CUDA.
 _NUM_ROUNDS: Final = 8
 _NUM_ROUNDS_OF_GPU: Final = 4
-#: A host changes its speed by a tenth within 5 s: what trains in few of them tells no more than one round.
+#: A host changes its speed by a tenth within 5 s: all rounds together must span tens of seconds. [s]
 _TARGET_S: Final = 3.0
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
-#: Of a model's own training: of the longest steps a few, of the shortest as many as take a second.
+#: Of a model's own training: of the longest steps a few, of the shortest as many as fill the time asked for.
 _FEWEST_TRAINED: Final = 3
 _MOST_TRAINED: Final = 3000
 #: For drawing batches of a model that trains: time, and memory for all.

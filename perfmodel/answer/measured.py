@@ -373,8 +373,9 @@ def crowding(question: Question, trace: Trace) -> float:
         return 1.0
     by_processors = library_of(machine.backend).by_processors
     busy_on = {Stream.COMPUTE, *(_EXCHANGES if by_processors else ())}
-    ranks = phases_under(workload, layout).world_size
-    at_once = [*range(ranks, layout.pp * ranks, ranks), in_step(workload, layout.pp * ranks)]
+    ranks = phases_under(machine, workload, layout).world_size
+    largest = in_step(machine, workload, layout.pp * ranks)
+    at_once = [*range(ranks, layout.pp * ranks, ranks), largest]
     slowdowns = [contention(workload, layout.micro_batch, n, than=ranks) for n in at_once]
     works = [o.stream in busy_on for o in trace.program.operations]
     starts_s, ends_s = trace.start_s[0][works], trace.end_s[0][works]

@@ -116,7 +116,7 @@ def step_program(
     # Operators and their division double the start of a prediction that needs neither.
     from perfmodel.cost.shares import divided_program  # noqa: PLC0415
 
-    phases = phases_under(workload, layout)
+    phases = phases_under(machine, workload, layout)
     backward = CurveDraws.sample(phases.backward, num_draws=1, rng=np.random.default_rng(SEED))
     backward_s = float(backward.read(layout.micro_batch)[0])
     return divided_program(machine, workload, layout, backward_s=backward_s)
@@ -156,7 +156,7 @@ class CostModel:
         """Cost terms of a step: compute as with the ranks beside it at work, every exchange in its group."""
         at_work = layout.beside
         ranks = at_work.world_size
-        phases = phases_under(workload, layout)
+        phases = phases_under(self.profile, workload, layout)
         shared = self._shared(workload)
         compute_s = {
             cause: self._read(workload, phases, name, layout.micro_batch) * shared

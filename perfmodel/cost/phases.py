@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.layout import Layout
-from perfmodel.machine.measured import PHASE_CURVES, CurvePoint, MeasuredWorkload, PhaseCurves
+from perfmodel.machine.measured import (
+    PHASE_CURVES,
+    CurvePoint,
+    MeasuredMachine,
+    MeasuredWorkload,
+    PhaseCurves,
+)
 from perfmodel.units import Seconds
 
 
@@ -31,18 +37,32 @@ def phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
     return _without_dips(PhaseCurves(world_size=world_size, **found))
 
 
-def phases_under(workload: MeasuredWorkload, layout: Layout) -> PhaseCurves:
+def phases_under(
+    machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
+) -> PhaseCurves:
     """Curves of the ranks that compute together under a layout; those that share matrices do so in step."""
     ranks = layout.beside.world_size
-    return phases_at(workload, in_step(workload, ranks) if layout.tp > 1 else ranks)
+    return phases_at(workload, in_step(machine, workload, ranks) if layout.tp > 1 else ranks)
 
 
-def in_step(workload: MeasuredWorkload, ranks: int) -> int:
+def in_step(machine: MeasuredMachine, workload: MeasuredWorkload, ranks: int) -> int:
     """Number of ranks that take as long as these, all of which wait for each other.
 
     Three on two processors work one after another, as four do: between measured numbers the larger.
+    Ranks with a processor each take no turns.
     """
+    if min(ranks, machine.ranks_per_node) <= _processors(machine):
+        return ranks
     return min((p.world_size for p in workload.phases if p.world_size >= ranks), default=ranks)
+
+
+def _processors(machine: MeasuredMachine) -> float:
+    """What the ranks of a node share; 0 where nobody counted, infinite where each has a device."""
+    if machine.device_kind != "cpu":
+        return math.inf
+    cpu = machine.environment.get("cpu")
+    known = [cpu.get("usable_cores"), cpu.get("quota_cores")] if isinstance(cpu, dict) else []
+    return min((n for n in known if isinstance(n, (int, float))), default=0)
 
 
 def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than: int) -> float:

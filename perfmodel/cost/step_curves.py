@@ -61,9 +61,9 @@ def shipped_priors(generation: str = "") -> Mapping[str, ConstantPrior]:
 
 def by_law(costs: DeviceCosts, works: Sequence[StepWork]) -> tuple[StepSeconds, FloatArray]:
     """Steps on a device, and the logarithms of all constants there."""
-    # A machine that was made before these constants were known holds them in the others.
-    constants = {"host step": _NONE, "norm channels": _NONE, **costs.constants}
-    logs = log_constants(constants, shipped_priors(costs.generation))
+    # A fit from before these constants were known holds them in the others.
+    old = {"host step": _NONE, "norm channels": _NONE} if costs.num_rows else {}
+    logs = log_constants({**old, **costs.constants}, shipped_priors(costs.generation))
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
     return step_seconds(StepBatch.of(works, sheet), logs), logs
 

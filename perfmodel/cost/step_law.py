@@ -19,7 +19,8 @@ with tiles. Depthwise kernels have no tiles: there V is 1. Convolutions of kerne
 multiply less than F [Winograd: Lavin and Gray 2016]: the data sheet does not bound them. p_f and w_f belong to
 families, and apart to forward pass, gradient of inputs and gradient of weights, to fp32, and to 16 bit with and
 without tensor cores.
-In batch normalisation one block of threads takes one channel: n0 V of them keep half as much busy as many do.
+In batch normalisation one block of threads takes one channel: n0 V of them ("norm channels") keep half as much busy
+as many do.
 The cube joins two limits smoothly, as q joins device and host: near balance each hides only part of the other.
 """
 

@@ -1,6 +1,7 @@
 """What draws of a cost model carry: errors of a law, of layouts, of ranks; and what lies between runs."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from perfmodel.cost.machine import (
     noise_weights,
     step_program,
 )
-from perfmodel.cost.phases import contention, phases_at, phases_under
+from perfmodel.cost.phases import contention, in_step, phases_at, phases_under
 from perfmodel.engine import algebra
 from perfmodel.layout import Layout, RunSetting, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
@@ -146,7 +147,27 @@ def test_ranks_beside_each_other_take_longer_as_both_passes_did() -> None:
         assert contention(workload, 16, ranks, than=than) == pytest.approx(factor)
     assert [point.at for point in phases_at(workload, 3).backward] == [4, 16, 64]
     for text, like in (("tp=3", 4), ("tp=3 pp=2", 4), ("tp=2", 2), ("fsdp=3", 3), ("tp=6", 4)):
-        assert phases_under(workload, parse_layout(text)) == phases_at(workload, like)
+        assert phases_under(machine, workload, parse_layout(text)) == phases_at(workload, like)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "kind", "like"),
+    [
+        ({"usable_cores": 2}, "cpu", 4),
+        ({"usable_cores": 3, "quota_cores": None}, "cpu", 3),
+        ({"usable_cores": 8, "quota_cores": 2.0}, "cpu", 4),
+        ({"usable_cores": 2}, "cuda", 3),
+    ],
+)
+def test_ranks_with_a_processor_each_take_no_turns(
+    cpu: dict[str, object], kind: Literal["cpu", "cuda"], like: int
+) -> None:
+    machine = replace(
+        profile(Machine()), ranks_per_node=4, device_kind=kind, environment={"cpu": cpu}
+    )
+    alone = heavy(machine).phases[0]
+    workload = replace(heavy(machine), phases=(alone, slowed(alone, 2, 1.5), slowed(alone, 4, 3.0)))
+    assert in_step(machine, workload, 3) == like
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from perfmodel.cost.rescaling import (
     rescaled_profile,
     sheet_of,
 )
-from perfmodel.cost.step_curves import by_law, workload_by_law
+from perfmodel.cost.step_curves import by_law, shipped_priors, workload_by_law
 from perfmodel.cost.step_work import step_work
 from perfmodel.cost.traced import GRID
 from perfmodel.documents.clusters import open_cluster
@@ -34,6 +34,8 @@ from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, OperatorCo
 from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.cli.test_trace_command import document as remembered
+from tests.perfmodel.cost.test_step_law import normalisation
+from tests.perfmodel.cost.test_step_work import work_of
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
@@ -131,6 +133,19 @@ def test_a_better_device_is_never_slower(precision: str, batch: int, more: float
         replace(costs, bytes_per_s=more * costs.bytes_per_s),
     ):
         assert by_law(better, [work])[0].device_s.sum() <= before_s * (1 + 1e-12)
+
+
+def test_without_any_step_few_channels_slow_batch_normalisation_as_on_other_devices() -> None:
+    costs, priors = existing(onto(calibrated()).rescaling).target, shipped_priors()
+    memory, rate, n0, launch_s = (
+        priors[name].median
+        for name in ("memory", "fp32 batch norm forward memory", "norm channels", "launch_s")
+    )
+    slower = (1 + n0 / 32) / (1 + n0 / 128)
+    assert slower > 1.5
+    moved_s = (2 * 4 * 32 * 64**2 + 32) * 4 / 1e12
+    found = by_law(costs, [work_of(normalisation(32))])[0].device_s.sum()
+    assert found == pytest.approx(moved_s / memory / rate * slower + launch_s)
 
 
 def test_a_host_is_that_of_no_generation() -> None:

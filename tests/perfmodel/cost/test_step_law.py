@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calibrate.step_fit import DeviceFit, first_priors, prior_over
+from calibrate.step_fit import DeviceFit, constants_of, first_priors, prior_over
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.step_curves import UNSEEN_MODE_ERROR, by_law, for_version, workload_by_law
 from perfmodel.cost.step_law import (
@@ -114,6 +114,13 @@ def test_a_device_is_expected_to_be_most_like_those_of_its_generation() -> None:
     assert 1 < old.median / middle < 2**0.5 < new.median / middle < 2
     assert old.median < other.median < new.median
     assert new.log_sigma < other.log_sigma
+
+
+def test_without_rows_that_tell_batch_normalisation_is_as_on_other_devices() -> None:
+    """A machine that holds nothing of it is an older one."""
+    fit = replace(fit_of("new", 2.0), touched=frozenset({"memory"}))
+    expected = {name: 2 * first_priors()[name].median for name in ("memory", "norm channels")}
+    assert constants_of(fit) == pytest.approx(expected)
 
 
 def test_16_bit_without_tensor_cores_has_constants_of_its_own() -> None:
