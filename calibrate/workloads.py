@@ -91,7 +91,8 @@ def measure_workload(
         on_progress=on_progress,
     )
     replays = replays_in(observations)
-    if not any(entry.world_size == 1 for entry in replays):
+    # Later rounds of a GPU train alone: without the operators of the first they tell nothing.
+    if not any(entry.operators for entry in replays):
         raise MeasurementFailed(f"{name} cannot be replayed: {first_failure_in(observations)}")
     untrained = next((entry.untrained for entry in replays if entry.untrained), "")
     together = first_failure_in(observations, world_size=task.world_size)

@@ -12,7 +12,7 @@ from perfmodel import documents
 from perfmodel.documents import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
-from perfmodel.files import read_json
+from perfmodel.files import read_json, read_text
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step import collector_paused
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
@@ -39,6 +39,8 @@ _FEWEST_SAMPLES: Final = 1
 _METHOD: Final = (
     "traced with SGD in {precision}; perfmodel trace takes another optimizer and precision"
 )
+#: A calibration's own model for small images has this name of torchvision's: alone it says neither.
+_OF_TWO: Final = "resnet18"
 _IN_WORDS: Final = {"fp32": "fp32", "fp16": "fp16 autocast"}
 #: Traces as GPUs run them that need no torch; ``python -m tests.benchmarks.shipped_traces`` makes them.
 SHIPPED_TRACES: Final = Path(documents.__file__).with_name("traces")
@@ -115,15 +117,12 @@ def is_workload_file(text: str) -> bool:
 
 
 def is_traceable(text: str) -> bool:
-    """Whether a name alone, such as resnet50, is a model that can be traced and is not known by its shape."""
-    if text in TRANSFORMERS or not text.isidentifier() or find_spec("torchvision") is None:
+    """Whether a name alone, such as resnet50, is torchvision's and no other model's; neither package is imported."""
+    package = find_spec("torchvision") if find_spec("torch") else None
+    if package is None or package.origin is None or not text.isidentifier():
         return False
-    with suppress(UsageError), without_compiler():
-        from perfmodel.tracing.sources import find_source  # noqa: PLC0415 - imports torch
-
-        find_source(text)
-        return True
-    return False
+    files = Path(package.origin).with_name("models").glob("*.py")
+    return text != _OF_TWO and any(f"\ndef {text}(" in read_text(file) for file in files)
 
 
 def workload_of(
@@ -132,8 +131,8 @@ def workload_of(
     """A workload that a machine knows by name; else the document of a file, or of the trace of a model."""
     if is_workload_file(name):
         return WorkloadDocument.read(Path(name))
-    is_named = machine.workload(name) is None and is_traceable(name)
-    if name.endswith(".json") or is_model(name) or machine.device_costs is not None or is_named:
+    is_traced = name.endswith(".json") or is_model(name) or machine.device_costs is not None
+    if is_traced or (machine.workload(name) is None and is_traceable(name)):
         return document_for(machine, name, where=where)
     return name
 

@@ -97,6 +97,12 @@ def failed(task: ReplayTask) -> Observation:
     return failure_of(task, "no kernel")
 
 
+def failed_first(task: ReplayTask) -> Observation:
+    """Later rounds of a GPU only train."""
+    bare = dict.fromkeys(("operators", "forward_s", "backward_s", "optimizer_s"), ())
+    return replay(task).model_copy(update=bare) if task.round else failed(task)
+
+
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     """Ranks that replay without taking time."""
@@ -317,10 +323,14 @@ def test_a_machine_that_is_measured_is_not_waited_for(
     assert launcher.calls == []
 
 
+@pytest.mark.parametrize("act", [failed, failed_first])
 def test_what_cannot_be_replayed_is_said_and_read_from_curves(
-    run: Run, asked: tuple[object, ...], launcher: FakeLauncher
+    run: Run,
+    asked: tuple[object, ...],
+    launcher: FakeLauncher,
+    act: Callable[[ReplayTask], Observation],
 ) -> None:
-    launcher.behave = lambda call: play(call, failed)
+    launcher.behave = lambda call: play(call, act)
     result = run(*asked, "--json")
     assert "not timed in place, curves answer: own:small cannot be replayed: no kernel" in (
         result.stderr

@@ -99,19 +99,27 @@ def test_a_profile_that_may_not_be_read_is_unavailable(
     assert "profile cannot be read: Permission denied" in line
 
 
-def test_predicting_a_traced_workload_needs_nothing_that_is_slow_to_import(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "device"),
+    [
+        ("--profile {0}/profile.json --workload {0}/linear.json --device h100-sxm", "NVIDIA H100 SXM5"),
+        ("--machine dgx-a100 --workload resnet50", "a100-sxm4-80"),
+    ],
+)
+def test_predicting_a_traced_workload_needs_nothing_that_is_slow_to_import(
+    tmp_path: Path, asked: str, device: str
+) -> None:
     machine, workload = tmp_path / "profile.json", tmp_path / "linear.json"
     as_file(replace(profile(Machine()), operators=costs_of_the_made_up_machine())).write(machine)
     WorkloadDocument(provenance=PROVENANCE, workload=WORKLOAD, trace=traced()).write(workload)
     code = (
         "import sys\nfrom perfmodel.cli.app import main\n"
-        f"sys.argv = ['perfmodel', 'predict', '--profile', {str(machine)!r}, '--workload', "
-        f"{str(workload)!r}, '--device', 'h100-sxm', '--devices', '1', '--json']\n"
+        f"sys.argv = 'perfmodel predict {asked.format(tmp_path)} --devices 1 --json'.split()\n"
         "try:\n    main()\nfinally:\n"
         "    assert sys.modules.keys().isdisjoint({'torch', 'scipy', 'matplotlib', 'rich'})\n"
     )
     done = subprocess.run((sys.executable, "-c", code), check=True, capture_output=True, text=True)
-    assert json.loads(done.stdout)["device_name"].startswith("NVIDIA H100 SXM5")
+    assert json.loads(done.stdout)["device_name"].startswith(device)
 
 
 TEXT = "fsdp=4 tp=2 micro_batch=2"

@@ -1,5 +1,6 @@
 """Cluster files and data sheets: examples, one device for every name, and what does not add up."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def test_words_are_tiers_from_the_inside_out() -> None:
     assert node.bytes_per_s == pytest.approx(0.8 * 300e9)
     assert fabric.bytes_per_s == pytest.approx(2 * 0.8 * 12.5e9)
     assert spine.bytes_per_s == pytest.approx(50e9)
+
+
+def test_a_file_that_says_no_more_than_words_is_those_words(tmp_path: Path) -> None:
+    plain = open_cluster("8 100GB/s, 2 100Gb/s").tiers
+    named = (replace(tier, source="given", latency_s=14e-6) for tier in read(tmp_path, GOOD).tiers)
+    assert list(named) == [replace(tier, latency_s=14e-6) for tier in plain]
 
 
 def test_a_message_takes_as_long_as_its_slowest_kind_of_link() -> None:

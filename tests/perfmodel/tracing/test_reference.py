@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision import models
 
 from calibrate.device import Cpu
 from calibrate.probes import Session, training
 from perfmodel.layout import RunSetting
-from perfmodel.tracing.reference import REFERENCES
+from perfmodel.models import is_traceable
+from perfmodel.tracing.reference import MODELS, REFERENCES
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
@@ -136,6 +138,12 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         self.calls += 1
         return func(*args, **(kwargs or {}))
+
+
+def test_a_name_alone_is_torchvisions_unless_a_reference_model_has_it() -> None:
+    theirs = set(models.list_models(module=models))
+    found = {name for name in (*theirs, *REFERENCES, "resnet5o") if is_traceable(name)}
+    assert found == theirs - MODELS.keys()
 
 
 @pytest.mark.parametrize("text", ["lenet", "resnet18", "transformer"])
