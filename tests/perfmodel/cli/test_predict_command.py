@@ -102,7 +102,10 @@ def test_a_profile_that_may_not_be_read_is_unavailable(
 @pytest.mark.parametrize(
     ("asked", "device"),
     [
-        ("--profile {0}/profile.json --workload {0}/linear.json --device h100-sxm", "NVIDIA H100 SXM5"),
+        (
+            "--profile {0}/profile.json --workload {0}/linear.json --device h100-sxm",
+            "NVIDIA H100 SXM5",
+        ),
         ("--machine dgx-a100 --workload resnet50", "a100-sxm4-80"),
     ],
 )
