@@ -243,6 +243,8 @@ _OF_SEQUENCES: Final = frozenset({"linear", "product", "attention", "rotate", "e
 #: Batches of images, and their least sides: a million images of 2 x 2 pixels tell little about any model.
 _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
+#: Channel by channel, side by side: half of them, as ConvNeXt has them.
+_LARGE_KERNEL: Final = 7
 #: Two of three convolutions are as those that do most of a network's work; draws of all sizes hold few such.
 _BODY_CHANNELS: Final = 96, 512
 _BODY_SIDES: Final = 14, 56
@@ -288,6 +290,8 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> L
     if is_body:
         channels, out = (_width(draw, *_BODY_CHANNELS) for _ in range(2))
         sizes = (1, channels, _between(draw, *_BODY_SIDES), out, draw.choice((1, 3, 3, 3)), 1, 1)
+    if layer.kind == "depthwise" and is_last and at // 2 % 2:
+        sizes = (*sizes[:4], _LARGE_KERNEL, *sizes[5:])
     if layer.kind == "linear" and draw.random() < _UNALIGNED:
         sizes = (*sizes[:-1], sizes[-1] - 1)
     if layer.kind == "product" and draw.random() >= _UNALIGNED:

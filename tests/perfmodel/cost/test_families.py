@@ -195,6 +195,19 @@ def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> 
     assert family_on(family(last), gpu=False) == on_cpu
 
 
+@pytest.mark.parametrize(("side", "detail"), [(5, ""), (7, " of large kernels")])
+def test_large_depthwise_kernels_of_channels_side_by_side_are_others_on_a_gpu(
+    side: int, detail: str
+) -> None:
+    called = convolution((2, 16, 14, 14), (16, 1, side, side), groups=16)
+    assert family(called) == "convolution depthwise"
+    image = replace(called.inputs[0], stride=(16 * 14 * 14, 1, 14 * 16, 16))
+    last = family(replace(called, inputs=(image, called.inputs[1])))
+    assert family_on(last, gpu=True) == f"convolution depthwise channels last{detail}"
+    assert family_on(last, gpu=False) == "convolution depthwise channels last"
+    assert wider_families(last)[-1] == "convolution depthwise"
+
+
 @pytest.mark.parametrize(("side", "is_padded"), [(1, True), (2, False)])
 def test_depthwise_kernels_that_read_mostly_padding_are_others_on_a_cpu(
     side: int, *, is_padded: bool
