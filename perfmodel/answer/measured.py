@@ -89,8 +89,8 @@ def layout_costs(question: Question) -> Costs:
     if layout.world_size > 1 and machine.max_world_size == 1 and cluster is None:
         raise CalibrationUnavailable(
             f"--devices: {layout.world_size} devices need links between them, but {machine.device_name} was "
-            f"measured alone; name them (--cluster '{layout.world_size} pcie4-x16', or a file), or calibrate with "
-            "--nproc 2"
+            f"measured alone; name those it has (--cluster '{layout.world_size} pcie4-x16', another of perfmodel "
+            "devices --links, or a file), or calibrate with --nproc 2"
         )
     program = step_program(machine, workload, layout)
     if question.sync_every_step and machine.asynchronous:
