@@ -250,7 +250,11 @@ def test_layers_of_a_gpu_have_both_memory_formats_and_products_of_odd_width() ->
         alike = (e for e in short if (e.precision, e.is_channels_last) == kind)
         sizes = [layer.sizes for layer in alike if layer.kind == "convolution"]
         assert sum(n * c * o * (k * x / s) ** 2 > 1.5e10 for n, c, x, o, k, s, _ in sizes) >= 2
-    large = {e.precision for e in short if e.is_channels_last and e.kind == "depthwise" and e.sizes[4] == 7}
+    large = {
+        e.precision
+        for e in short
+        if e.is_channels_last and e.kind == "depthwise" and e.sizes[4] == 7
+    }
     assert large == {"fp32", "bf16"}
 
 
