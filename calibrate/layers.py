@@ -277,6 +277,12 @@ _GPU_HEADS: Final = 32, 64, 64, 128
 _GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
+def _body(draw: random.Random) -> tuple[int, ...]:
+    """Of a convolution in the body of a network."""
+    channels, out = (_width(draw, *_BODY_CHANNELS) for _ in range(2))
+    return 1, channels, _between(draw, *_BODY_SIDES), out, draw.choice((1, 3, 3, 3)), 1, 1
+
+
 def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> Layer:
     """The layer with as many rows or indices, or samples and pixels, as keep a GPU busy; ``at``: which in a row."""
     if is_optimizer(layer):
@@ -285,11 +291,8 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> L
     layer = replace(layer, precision=precision, is_channels_last=is_last)
     if draw.random() < _AS_DRAWN:
         return layer
-    sizes = layer.sizes
     is_body = layer.kind == "convolution" and at // 2 % 3 > 0
-    if is_body:
-        channels, out = (_width(draw, *_BODY_CHANNELS) for _ in range(2))
-        sizes = (1, channels, _between(draw, *_BODY_SIDES), out, draw.choice((1, 3, 3, 3)), 1, 1)
+    sizes = _body(draw) if is_body else layer.sizes
     if layer.kind == "depthwise" and is_last and at // 2 % 2:
         sizes = (*sizes[:4], _LARGE_KERNEL, *sizes[5:])
     if layer.kind == "linear" and draw.random() < _UNALIGNED:
