@@ -36,8 +36,8 @@ _MODELS = opt.names(
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
 _SOURCES = opt.names(
     "--sources",
-    "Tables to judge by, separated by commas; also nccl_times, operator_times, and data_parallel, "
-    "single_device_steps and machines, whose models are traced (1, 10 and 10 minutes).",
+    "Tables to judge by, separated by commas; also nccl_times, operator_times, and data_parallel and "
+    "single_device_steps, whose models are traced (1 and 10 minutes).",
 )
 _ARCHIVE = opt.file(
     "--from", "Judge what perfmodel calibrate --campaign packed elsewhere; measures nothing."
