@@ -245,10 +245,12 @@ _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
 #: Channel by channel, side by side: half of them, as ConvNeXt has them.
 _LARGE_KERNEL: Final = 7
-#: Two of three convolutions are as those that do most of a network's work; draws of all sizes hold few such.
-_BODY_CHANNELS: Final = 96, 512
+#: Channels and samples of convolutions in bodies of networks: those that do most of the work, and narrow ones, whose
+#: gradients are slow. Of six in a row one is as drawn: draws of all sizes hold few such.
+_WIDE: Final = (96, 512), (32, 512)
+_NARROW: Final = (8, 32), (256, 4096)
+_BODIES: Final = None, _WIDE, _WIDE, _NARROW, _WIDE, _WIDE
 _BODY_SIDES: Final = 14, 56
-_BODY_SAMPLES: Final = 32, 512
 #: Share of layers that stay small: they tell what the shortest kernels take.
 _AS_DRAWN: Final = 0.15
 #: Kinds whose kernels differ between memory formats, and which of five in a row have their channels side by side:
@@ -277,9 +279,9 @@ _GPU_HEADS: Final = 32, 64, 64, 128
 _GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
-def _body(draw: random.Random) -> tuple[int, ...]:
-    """Of a convolution in the body of a network."""
-    channels, out = (_width(draw, *_BODY_CHANNELS) for _ in range(2))
+def _body(draw: random.Random, low: float, high: float) -> tuple[int, ...]:
+    """Of a convolution in the body of a network, by its fewest and most channels."""
+    channels, out = (_width(draw, low, high) for _ in range(2))
     return 1, channels, _between(draw, *_BODY_SIDES), out, draw.choice((1, 3, 3, 3)), 1, 1
 
 
@@ -291,8 +293,8 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> L
     layer = replace(layer, precision=precision, is_channels_last=is_last)
     if draw.random() < _AS_DRAWN:
         return layer
-    is_body = layer.kind == "convolution" and at // 2 % 3 > 0
-    sizes = _body(draw) if is_body else layer.sizes
+    body = _BODIES[at // 2 % len(_BODIES)] if layer.kind == "convolution" else None
+    sizes = _body(draw, *body[0]) if body else layer.sizes
     if layer.kind == "depthwise" and is_last and at // 2 % 2:
         sizes = (*sizes[:4], _LARGE_KERNEL, *sizes[5:])
     if layer.kind == "linear" and draw.random() < _UNALIGNED:
@@ -305,12 +307,12 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> L
         length, width = sizes[2] * draw.choice(_GPU_LENGTHS), draw.choice(_GPU_HEADS)
         sizes = (*sizes[:2], length, width, sizes[4])
     is_image = len(sizes) > 2 and layer.kind not in _OF_SEQUENCES
-    if is_image and not is_body:
+    if is_image and not body:
         side = max(sizes[2], _between(draw, *_GPU_SIDES))
         sizes = (*sizes[:2], side, *sizes[3:])
     elements, flop = _per_sample(layer.kind, sizes[1:])
     low, high = _GPU_ELEMENTS
-    samples = _BODY_SAMPLES if is_body else _GPU_SAMPLES
+    samples = body[1] if body else _GPU_SAMPLES
     number = _between(draw, *samples) if is_image else _between(draw, low, high) / elements
     if flop > 0:
         least = 0.0 if is_image else _GPU_FLOP[0] / flop

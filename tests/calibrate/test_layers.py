@@ -250,6 +250,7 @@ def test_layers_of_a_gpu_have_both_memory_formats_and_products_of_odd_width() ->
         alike = (e for e in short if (e.precision, e.is_channels_last) == kind)
         sizes = [layer.sizes for layer in alike if layer.kind == "convolution"]
         assert sum(n * c * o * (k * x / s) ** 2 > 1.5e10 for n, c, x, o, k, s, _ in sizes) >= 2
+        assert any(c <= 32 and o <= 32 and n * c * x**2 > 1e6 for n, c, x, o, *_ in sizes)
     large = {
         e.precision
         for e in short
