@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from perfmodel.cost.families import LARGE_KERNEL
 from perfmodel.workload.step import OPTIMIZERS
 
 
@@ -243,8 +244,6 @@ _OF_SEQUENCES: Final = frozenset({"linear", "product", "attention", "rotate", "e
 #: Batches of images, and their least sides: a million images of 2 x 2 pixels tell little about any model.
 _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
-#: Channel by channel, side by side: half of them, as ConvNeXt has them.
-_LARGE_KERNEL: Final = 7
 #: Channels and samples of convolutions in bodies of networks: those that do most of the work, and narrow ones, whose
 #: gradients are slow. Of six in a row one is as drawn: draws of all sizes hold few such.
 _WIDE: Final = (96, 512), (32, 512)
@@ -296,7 +295,8 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> L
     body = _BODIES[at // 2 % len(_BODIES)] if layer.kind == "convolution" else None
     sizes = _body(draw, *body[0]) if body else layer.sizes
     if layer.kind == "depthwise" and is_last and at // 2 % 2:
-        sizes = (*sizes[:4], _LARGE_KERNEL, *sizes[5:])
+        # Half of these are as ConvNeXt has them.
+        sizes = (*sizes[:4], LARGE_KERNEL, *sizes[5:])
     if layer.kind == "linear" and draw.random() < _UNALIGNED:
         sizes = (*sizes[:-1], sizes[-1] - 1)
     if layer.kind == "product" and draw.random() >= _UNALIGNED:

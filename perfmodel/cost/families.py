@@ -92,7 +92,7 @@ _PADDED: Final = " mostly padded"
 _CHANNELS_LAST: Final = " channels last"
 #: On a GPU: channel by channel, side by side, cuDNN has fast kernels up to 5 x 5; 7 x 7 takes ten times as long.
 _LARGE: Final = " of large kernels"
-_LARGE_KERNEL: Final = 7
+LARGE_KERNEL: Final = 7
 #: Factors in 16 bit are other kernels.
 IN_HALF: Final = " in 16 bit"
 #: Products take several times as long where a row does not begin at a multiple of 16 bytes, as with 50,257 tokens.
@@ -279,7 +279,7 @@ def _grouping(operator: Operator) -> str:
     if _groups(operator) == 1:
         return f"{_DENSE if _in_blocks(operator) else _PATCHES}{last}"
     if weight[1] == 1:
-        large = _LARGE if last and weight[-1] >= _LARGE_KERNEL else ""
+        large = _LARGE if last and weight[-1] >= LARGE_KERNEL else ""
         return f"{_DEPTHWISE}{_PADDED if at == 1 and _is_padded(operator) else ''}{last}{large}"
     is_odd = weight[1] % _BLOCK or weight[0] // _groups(operator) % _BLOCK
     return f"{_GROUPED}{_ODD if is_odd else ''}{last}"

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.families import IN_HALF
+from perfmodel.cost.families import IN_HALF, LARGE_KERNEL
 from perfmodel.cost.families import family as timed_family
 from perfmodel.machine.measured import MemoryFormat, Precision
 from perfmodel.statistics import FloatArray, IntArray
@@ -60,7 +60,6 @@ _VIEW: Final = 0.3
 """Host time of a view over that of an operator with a kernel: nothing is allocated or launched."""
 #: Images have at most this many channels: the first layer, which cannot fill tiles.
 _IMAGE_CHANNELS: Final = 4
-_LARGE_KERNEL: Final = 7
 #: cuDNN has fast kernels in 16 bit for these channels of a group, as many in as out, where channels lie side by side.
 #: They do so many groups at a time: fewer take as long. With less than a quarter of them, or other channels, it is
 #: several times slower, unless one group alone fills a tile of tensor cores. [published steps of an RTX 3090, seen]
@@ -305,7 +304,7 @@ def _convolution_kind(sizes: _Filters, image: TensorSpec, *, is_half_last: bool)
             return "stem"
         return "conv 1x1" if sizes.kernel == 1 else "conv"
     if sizes.inputs == 1:
-        return "depthwise 7x7" if sizes.kernel >= _LARGE_KERNEL**2 else "depthwise"
+        return "depthwise 7x7" if sizes.kernel >= LARGE_KERNEL**2 else "depthwise"
     is_square = sizes.inputs == sizes.outputs
     is_tuned = is_square and sizes.inputs in _TUNED_CHANNELS and 4 * sizes.groups >= _TUNED_GROUPS
     if is_half_last and not is_tuned and min(sizes.inputs, sizes.outputs) < _TILE_CHANNELS:
