@@ -25,8 +25,7 @@ from calibrate.environment import under
 from calibrate.locks import work_folder
 from calibrate.processes import ProcessTree
 from calibrate.topology import Topology
-from perfmodel import checks
-from perfmodel.errors import Interrupted, MeasurementFailed, UsageError
+from perfmodel.errors import Interrupted, MeasurementFailed, UsageError, check_positive
 from perfmodel.units import Seconds, format_duration
 
 _KEPT: Final = "what was measured is kept; repeat the command with --resume"
@@ -68,7 +67,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         """Refuse a launch that cannot but stall."""
-        checks.positive("stall_timeout_s", self.stall_timeout_s)
+        check_positive("stall_timeout_s", self.stall_timeout_s)
 
 
 class Launcher(Protocol):

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel import checks
-from perfmodel.errors import UsageError
+from perfmodel.errors import UsageError, check_at_least, check_within
 
 _NODE_LIST: Final = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _NUM_NODES: Final = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
@@ -36,9 +35,9 @@ class Topology:
     """None on a single node: torchrun then takes a free port by itself."""
 
     def __post_init__(self) -> None:
-        checks.at_least("num_nodes", self.num_nodes, 1)
-        checks.at_least("ranks_per_node", self.ranks_per_node, 1)
-        checks.within("node_rank", self.node_rank, 0, self.num_nodes - 1)
+        check_at_least("num_nodes", self.num_nodes, 1)
+        check_at_least("ranks_per_node", self.ranks_per_node, 1)
+        check_within("node_rank", self.node_rank, 0, self.num_nodes - 1)
 
     @property
     def world_size(self) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # ``from perfmodel import checks`` asks here first, and importing asks for names such as ``__wrapped__``.
+    # ``from perfmodel import model`` asks here first, and importing asks for names such as ``__wrapped__``.
     is_known = name == "__all__" or not (name.startswith("_") or find_spec(f"{__name__}.{name}"))
     api = import_module("perfmodel.api") if is_known else None
     if api is not None and name in ("__all__", *api.__all__):

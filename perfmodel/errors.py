@@ -1,11 +1,12 @@
 """Errors that a user can act on; each knows the exit code that the command line documents.
 
 The text of every error follows one pattern: where, which rule, which value, what to do.
-A wrong argument inside the library is a ``ValueError``, from a guard ``checks.WrongArgument``; our own
-broken invariants are ``assert``.
+A wrong argument inside the library is a ``ValueError``, from a guard ``check_...`` a ``WrongArgument``; our own
+broken invariants are ``assert``. NaN fails every guard.
 """
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Final
@@ -132,3 +133,50 @@ def refuse_unknown(where: str, name: str, known: Collection[str]) -> None:
             f"{where}: must be one of {', '.join(known) or 'none'}, got {name!r}"
             f"{did_you_mean(name, known)}"
         )
+
+
+class WrongArgument(ValueError):
+    """An argument of that name breaks a rule.
+
+    Told apart from every other ``ValueError``, so that the command line can name the flag that the
+    argument came from.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.problem}"
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse zero, negative and non-finite values."""
+    if not (math.isfinite(value) and value > 0):
+        raise WrongArgument(name, f"must be finite and > 0, got {value}")
+
+
+def check_non_negative(name: str, value: float) -> None:
+    """Refuse negative and non-finite values."""
+    if not (math.isfinite(value) and value >= 0):
+        raise WrongArgument(name, f"must be finite and >= 0, got {value}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse values outside (0, 1]."""
+    if not 0 < value <= 1:
+        raise WrongArgument(name, f"must be > 0 and <= 1, got {value}")
+
+
+def check_at_least(name: str, value: float, minimum: float) -> None:
+    """Refuse values below a minimum."""
+    if not value >= minimum:
+        raise WrongArgument(name, f"must be >= {minimum}, got {value}")
+
+
+def check_within(name: str, value: int, minimum: int, maximum: int) -> None:
+    """Refuse integers below a minimum or above a maximum."""
+    check_at_least(name, value, minimum)
+    if value > maximum:
+        raise WrongArgument(name, f"must be <= {maximum:,}, got {value}")

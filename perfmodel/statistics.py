@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel import checks
+from perfmodel.errors import check_at_least
 
 # Types: numpy arrays, whose shapes and units stand where a value is described, and numbers within bounds.
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -155,7 +155,7 @@ def slowest_of_ranks(ratios: FloatArray | Sequence[float], *, world_size: int) -
 
     Returns shape ``(...)``; 1 where nothing was measured, and never below 1.
     """
-    checks.at_least("world_size", world_size, 1)
+    check_at_least("world_size", world_size, 1)
     values = np.asarray(ratios, dtype=float)
     if values.shape[-1] == 0 or world_size == 1:
         return np.ones(values.shape[:-1])

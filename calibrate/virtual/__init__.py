@@ -16,10 +16,9 @@ from typing import Annotated, Any, Final, TypeAlias
 from annotated_types import Ge, Gt, Len
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from perfmodel import checks
 from perfmodel.documents import read_toml
 from perfmodel.documents.observation import HEAT, GpuObservation
-from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.errors import InvalidDocument, UsageError, check_positive, why
 from perfmodel.statistics import Count, NonNegative, Positive, Share
 from perfmodel.units import GIB, Bytes, Seconds
 
@@ -191,7 +190,7 @@ class Truth:
             found: Truth = TypeAdapter(cls).validate_json(
                 json.dumps({"name": path.stem, **content}, default=str), strict=True
             )
-            checks.positive("device.flop_per_s.fp32", found.device.flop_per_s.get("fp32", 0.0))
+            check_positive("device.flop_per_s.fp32", found.device.flop_per_s.get("fp32", 0.0))
         except ValidationError as error:
             [first, *_] = error.errors()
             place = ".".join(map(str, first["loc"]))

@@ -8,9 +8,14 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perfmodel import checks
 from perfmodel.cost import Samples
-from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
+from perfmodel.errors import (
+    CalibrationUnavailable,
+    UsageError,
+    check_fraction,
+    check_positive,
+    did_you_mean,
+)
 from perfmodel.layout import Layout, RunSetting
 from perfmodel.machine import DEVICES_PER_NODE, Cluster, Evidence, Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
@@ -62,8 +67,8 @@ class Question:
     def __post_init__(self) -> None:
         """A machine that knows other nodes stands among them; what contradicts the machine is refused."""
         if self.loader_samples_per_s is not None:
-            checks.positive("loader_samples_per_s", self.loader_samples_per_s)
-        checks.fraction("gradient_share", self.gradient_share)
+            check_positive("loader_samples_per_s", self.loader_samples_per_s)
+        check_fraction("gradient_share", self.gradient_share)
         machine, validation = self.machine, self.validation
         if not isinstance(machine, MeasuredMachine):
             return

@@ -5,13 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from perfmodel import checks
 from perfmodel.answer.measured import architecture_of
 from perfmodel.cost.memory import DeviceMemory, TracedMemory, Verdict, overhead_of, verdict
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet, find_device, sheet_named, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument, UsageError, check_at_least
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import Bytes, format_bytes
@@ -123,7 +122,7 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
         raise InvalidDocument(
             f"{document.workload.name}: memory must be recorded, got none; trace the model again with perfmodel trace"
         )
-    checks.at_least("devices", devices, 1)
+    check_at_least("devices", devices, 1)
     batch = micro_batch or document.trace.own_micro_batch or recorded.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind
     known_kind = traced_kind if machine is None else machine.memory_kind

@@ -18,7 +18,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from perfmodel.checks import WrongArgument
 from perfmodel.cli import Printing, printing
 from perfmodel.cli import options as opt
 from perfmodel.errors import (
@@ -30,6 +29,7 @@ from perfmodel.errors import (
     Interrupted,
     PerfModelError,
     UsageError,
+    WrongArgument,
     printable,
     why,
 )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, TypeAlias
 
-from perfmodel import checks
+from perfmodel.errors import WrongArgument, check_positive
 from perfmodel.layout import MOST_MICRO_BATCH, Layout, Recompute, Schedule
 from perfmodel.machine import OVERHEADS, Overhead
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
@@ -77,9 +77,7 @@ def overhead_of(memory: StepMemory, device_kind: str, architecture: str | None =
     ``architecture``: Of the GPU; None of one without libraries, whose products and groups take no memory.
     """
     if device_kind not in OVERHEADS:
-        raise checks.WrongArgument(
-            "device_kind", f"must be {' or '.join(OVERHEADS)}, got {device_kind!r}"
-        )
+        raise WrongArgument("device_kind", f"must be {' or '.join(OVERHEADS)}, got {device_kind!r}")
     overhead = OVERHEADS[device_kind]
     if device_kind != "cuda":
         return overhead
@@ -126,7 +124,7 @@ class DeviceMemory:
 
     def fit_probability(self, capacity_bytes: Bytes) -> float:
         """Probability that a step runs within a capacity."""
-        checks.positive("capacity_bytes", capacity_bytes)
+        check_positive("capacity_bytes", capacity_bytes)
         return NormalDist().cdf((capacity_bytes - self.needed_bytes) / self.spread_bytes)
 
 

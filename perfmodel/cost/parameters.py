@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel import checks
 from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.errors import check_positive
 from perfmodel.machine import DeviationSpreads
 from perfmodel.statistics import FloatArray
 
@@ -35,7 +35,7 @@ class DeviceSheet:
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
-            checks.positive(field.name, getattr(self, field.name))
+            check_positive(field.name, getattr(self, field.name))
 
 
 #: Dense bf16/fp16 peak (fp32 for those without) and memory bandwidth of the vendors' data sheets;

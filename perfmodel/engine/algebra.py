@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel import checks
+from perfmodel.errors import WrongArgument
 from perfmodel.statistics import BoolArray, FloatArray, IntArray
 from perfmodel.step import Cause, StepProgram, Stream, Trace, time_by_cause
 from perfmodel.units import Seconds
@@ -208,5 +208,5 @@ def _checked_speed(name: str, speed: ArrayLike, num_draws: int) -> FloatArray:
         )
     is_good = (speeds > 0) & (speeds <= 1)
     if not is_good.all():
-        raise checks.WrongArgument(name, f"must be > 0 and <= 1, got {speeds[~is_good].flat[0]}")
+        raise WrongArgument(name, f"must be > 0 and <= 1, got {speeds[~is_good].flat[0]}")
     return speeds

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.checks import at_least, non_negative, positive
+from perfmodel.errors import check_at_least, check_non_negative, check_positive
 from perfmodel.statistics import BoolArray, FloatArray, IntArray
 from perfmodel.units import Seconds
 
@@ -41,7 +41,7 @@ class FailureCause:
     """Whether a node has to be replaced before the job can go on."""
 
     def __post_init__(self) -> None:
-        positive(f"mtbf_device_s of cause {self.name!r}", self.mtbf_device_s)
+        check_positive(f"mtbf_device_s of cause {self.name!r}", self.mtbf_device_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Job:
     """From detection until a failed node, or a new one in its place, is back as a spare. [s]"""
 
     def __post_init__(self) -> None:
-        at_least("devices", self.devices, 1)
-        positive("work_s", self.work_s)
-        positive("checkpoint_interval_s", self.checkpoint_interval_s)
+        check_at_least("devices", self.devices, 1)
+        check_positive("work_s", self.work_s)
+        check_positive("checkpoint_interval_s", self.checkpoint_interval_s)
         for name in ("checkpoint_write_s", "detection_s", "restart_s", "replacement_s"):
-            non_negative(name, getattr(self, name))
+            check_non_negative(name, getattr(self, name))
         if self.spares is not None:
-            at_least("spares", self.spares, 0)
+            check_at_least("spares", self.spares, 0)
         names = [cause.name for cause in self.causes]
         if len(set(names)) < len(names):
             raise ValueError(f"causes must have different names, got {names}")
@@ -91,10 +91,10 @@ class Job:
 
 def best_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
     """Interval that makes ``expected_elapsed_s`` least, exactly. [s]"""
-    non_negative("write_s", write_s)
+    check_non_negative("write_s", write_s)
     if math.isinf(mtbf_s):
         return math.inf if write_s > 0 else 0.0
-    positive("mtbf_s", mtbf_s)
+    check_positive("mtbf_s", mtbf_s)
     return float(best_intervals_s(write_s=write_s, mtbf_s=np.array([mtbf_s]))[0])
 
 
@@ -250,7 +250,7 @@ def simulate_job(
     """
     factors = np.broadcast_to(np.asarray(rate_factors, dtype=np.float64), len(generators))
     for factor in factors.tolist():
-        positive("rate_factors", factor)
+        check_positive("rate_factors", factor)
     state = _State(job, _Luck(generators), factors)
     state.run()
     return Courses(

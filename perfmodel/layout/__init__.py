@@ -9,8 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
-from perfmodel import checks
-from perfmodel.errors import NotFeasible, UsageError, did_you_mean
+from perfmodel.errors import (
+    NotFeasible,
+    UsageError,
+    check_at_least,
+    check_positive,
+    check_within,
+    did_you_mean,
+)
 from perfmodel.units import MIB, Bytes, decimal, whole
 
 Scaling = Literal["weak", "strong"]
@@ -107,12 +113,12 @@ class Layout:
     def __post_init__(self) -> None:
         """Refuse layouts that no model could have."""
         for name, least in _LEAST.items():
-            checks.at_least(name, getattr(self, name), least)
-        checks.within("micro_batch", self.micro_batch, 1, MOST_MICRO_BATCH)
-        checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
-        checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
+            check_at_least(name, getattr(self, name), least)
+        check_within("micro_batch", self.micro_batch, 1, MOST_MICRO_BATCH)
+        check_within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
+        check_within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
         if self.bucket_cap_mb is not None:
-            checks.positive("bucket_cap", self.bucket_cap_mb)
+            check_positive("bucket_cap", self.bucket_cap_mb)
         usual = Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
         if self.wrapper is usual:
             object.__setattr__(self, "wrapper", None)  # equal layouts compare equal
@@ -319,11 +325,11 @@ def scaled_layouts(
     ``batch``: Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
     samples per step of all ranks together.
     """
-    checks.within("batch", batch, 1, MOST_BATCH if scaling == "strong" else MOST_MICRO_BATCH)
-    checks.within("accumulation", accumulation, 1, MOST_BATCH)
+    check_within("batch", batch, 1, MOST_BATCH if scaling == "strong" else MOST_MICRO_BATCH)
+    check_within("accumulation", accumulation, 1, MOST_BATCH)
     layouts = []
     for world_size in world_sizes:
-        checks.within("devices", world_size, 1, MOST_DEVICES)
+        check_within("devices", world_size, 1, MOST_DEVICES)
         parts = world_size * accumulation if scaling == "strong" else 1
         if batch % parts:
             raise NotFeasible(
@@ -392,11 +398,11 @@ class RunSetting:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be run."""
-        checks.at_least("world_size", self.world_size, 1)
-        checks.at_least("micro_batch", self.micro_batch, 1)
-        checks.at_least("accumulation", self.accumulation, 1)
+        check_at_least("world_size", self.world_size, 1)
+        check_at_least("micro_batch", self.micro_batch, 1)
+        check_at_least("accumulation", self.accumulation, 1)
         if self.bucket_cap_mb is not None:
-            checks.positive("bucket_cap_mb", self.bucket_cap_mb)
+            check_positive("bucket_cap_mb", self.bucket_cap_mb)
         _ = self.layout
 
     @classmethod

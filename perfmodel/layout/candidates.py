@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel import checks
-from perfmodel.errors import NotFeasible
+from perfmodel.errors import NotFeasible, check_at_least
 from perfmodel.layout import Layout, Recompute
 from perfmodel.statistics import IntArray
 
@@ -67,9 +66,9 @@ def feasible_layouts(
     ``interleave``: Most stages per device.
     ``fused_attention``: Selective recomputation then saves nothing and is left out.
     """
-    checks.at_least("devices", limits.devices, 1)
-    checks.at_least("global_batch", global_batch, 1)
-    checks.at_least("interleave", interleave, 1)
+    check_at_least("devices", limits.devices, 1)
+    check_at_least("global_batch", global_batch, 1)
+    check_at_least("interleave", interleave, 1)
     recomputes = (0, 2) if fused_attention else (0, 1, 2)
     rows = list(_rows(limits, global_batch, interleave, recomputes))
     return LayoutColumns(rows=np.array(rows, dtype=np.int64).reshape(len(rows), len(COLUMNS)))

@@ -8,7 +8,13 @@ from typing import Annotated, Final
 
 from annotated_types import MinLen
 
-from perfmodel import checks
+from perfmodel.errors import (
+    WrongArgument,
+    check_at_least,
+    check_non_negative,
+    check_positive,
+    check_within,
+)
 from perfmodel.statistics import Count, Positive
 from perfmodel.units import MIB, Bytes, BytesPerSecond, Seconds
 
@@ -221,14 +227,14 @@ class Tier:
 
     def __post_init__(self) -> None:
         """Refuse tiers that cannot be built."""
-        checks.at_least("count", self.count, 1)
-        checks.at_least("links", self.links, 1)
-        checks.positive("bandwidth", self.link_bytes_per_s)
-        checks.non_negative("latency", self.latency_s)
-        checks.positive("oversubscription", self.oversubscription)
-        checks.at_least("oversubscription", self.oversubscription, 1)
+        check_at_least("count", self.count, 1)
+        check_at_least("links", self.links, 1)
+        check_positive("bandwidth", self.link_bytes_per_s)
+        check_non_negative("latency", self.latency_s)
+        check_positive("oversubscription", self.oversubscription)
+        check_at_least("oversubscription", self.oversubscription, 1)
         if not 0 <= self.in_switch_reduction <= 1:
-            raise checks.WrongArgument(
+            raise WrongArgument(
                 "in_switch_reduction",
                 f"must be a part of the rate, 0 (none) to 1, got {self.in_switch_reduction}",
             )
@@ -308,7 +314,7 @@ class Cluster:
         which they share the links of what they stand in.
         """
         span = (num_devices - 1) * stride + 1
-        checks.within("num_devices", span, 1, self.num_devices)
+        check_within("num_devices", span, 1, self.num_devices)
         found: list[Level] = []
         latency_s, reach = 0.0, math.inf
         inside, held, units = 1, 1, num_devices  # devices of a member, those of the group, members

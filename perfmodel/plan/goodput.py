@@ -7,11 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.checks import at_least, positive
 from perfmodel.documents import asked_by
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.engine.job import Activity, Job, best_interval_s, expected_elapsed_s, simulate_job
-from perfmodel.errors import NotFeasible
+from perfmodel.errors import NotFeasible, check_at_least, check_positive
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds, format_duration
 
@@ -48,13 +47,13 @@ def goodput(
     NotFeasible
         If less than 1 % of the time would be training that is kept, or stops are too many to simulate.
     """
-    at_least("replicas", replicas, 2)
-    at_least("seed", seed, 0)
+    check_at_least("replicas", replicas, 2)
+    check_at_least("seed", seed, 0)
     if deadline_s is not None:
-        positive("deadline_s", deadline_s)
+        check_positive("deadline_s", deadline_s)
     factors = np.ones(replicas)
     if mtbf_stops is not None:
-        at_least("mtbf_stops", mtbf_stops, 1)
+        check_at_least("mtbf_stops", mtbf_stops, 1)
         # Rates over their estimate, as k stops of a Poisson process leave them (Jeffreys). A stream of its own: one
         # replica more changes no other.
         rng = np.random.default_rng([seed, 0, 1])

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel import checks
+from perfmodel.errors import check_fraction
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 
@@ -235,8 +235,8 @@ class Interference:
 
     def __post_init__(self) -> None:
         """Refuse speeds outside (0, 1]."""
-        checks.fraction("compute_speed", self.compute_speed)
-        checks.fraction("comm_speed", self.comm_speed)
+        check_fraction("compute_speed", self.compute_speed)
+        check_fraction("comm_speed", self.comm_speed)
 
     @property
     def is_none(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from perfmodel import checks
+from perfmodel.errors import check_within
 from perfmodel.layout import Layout, Schedule, Synchronisation
 from perfmodel.step import Cause, Operation, StepProgram, Stream, collector_paused
 from perfmodel.step.stages import (
@@ -121,7 +121,7 @@ def _built(builder: "_Builder") -> StepProgram:
     """Passes of all stages in an order in which each finds what it waits for."""
     layout = builder.layout
     passes = layout.pp * layout.accumulation * layout.interleave
-    checks.within("accumulation", layout.accumulation, 1, MOST_ACCUMULATION)
+    check_within("accumulation", layout.accumulation, 1, MOST_ACCUMULATION)
     if passes > MOST_PASSES:
         raise ValueError(
             f"accumulation x pp x interleave must be <= {MOST_PASSES:,}, got {passes:,}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
 
-from perfmodel import checks
+from perfmodel.errors import check_at_least, check_non_negative
 from perfmodel.units import Bytes, Flop
 
 
@@ -24,8 +24,8 @@ class Parameter:
 
     def __post_init__(self) -> None:
         """Refuse empty tensors and times outside the backward pass."""
-        checks.at_least("num_elements", self.num_elements, 1)
-        checks.at_least("element_bytes", self.element_bytes, 1)
+        check_at_least("num_elements", self.num_elements, 1)
+        check_at_least("element_bytes", self.element_bytes, 1)
         if not 0 <= self.ready_fraction <= 1:
             raise ValueError(f"ready_fraction must be in [0, 1], got {self.ready_fraction}")
 
@@ -59,9 +59,9 @@ class Workload:
         fractions = [parameter.ready_fraction for parameter in self.parameters]
         if fractions != sorted(fractions):
             raise ValueError(f"parameters of {self.name} must be in gradient-ready order")
-        checks.non_negative("forward_flop", self.forward_flop)
-        checks.non_negative("backward_flop", self.backward_flop)
-        checks.at_least("num_operators", self.num_operators, 0)
+        check_non_negative("forward_flop", self.forward_flop)
+        check_non_negative("backward_flop", self.backward_flop)
+        check_at_least("num_operators", self.num_operators, 0)
 
     @property
     def num_parameters(self) -> int:

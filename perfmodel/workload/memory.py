@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel import checks
+from perfmodel.errors import check_at_least
 from perfmodel.units import KIB, MIB, Bytes
 from perfmodel.workload import Call, Phase, base_name
 from perfmodel.workload.step import AffineBytes
@@ -83,7 +83,7 @@ class StepMemory:
 
     def peak(self, micro_batch: int) -> Moment:
         """The moment at which most memory is in use at a micro-batch."""
-        checks.at_least("micro_batch", micro_batch, 1)
+        check_at_least("micro_batch", micro_batch, 1)
         return max(self.moments, key=lambda moment: moment.total.at(micro_batch))
 
     def peak_bytes(self, micro_batch: int) -> Bytes:

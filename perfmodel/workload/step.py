@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from perfmodel import checks
+from perfmodel.errors import check_at_least
 from perfmodel.statistics import IntArray
 from perfmodel.units import Bytes, Flop
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
@@ -345,7 +345,7 @@ class SymbolicStep(_Step):
 
     def at(self, *, micro_batch: int) -> TracedStep:
         """The step at a micro-batch of at least 1."""
-        checks.at_least("micro_batch", micro_batch, 1)
+        check_at_least("micro_batch", micro_batch, 1)
         tensors = [tensor.at(micro_batch) for tensor in self.tensors]
         common = {field.name: getattr(self, field.name) for field in fields(_Step)}
         return TracedStep(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from perfmodel import checks
+from perfmodel.errors import check_at_least
 from perfmodel.statistics import FloatArray
 
 Number: TypeAlias = float | FloatArray
@@ -46,7 +46,7 @@ class Transformer:
             *("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary"),
             *("experts", "experts_per_token"),
         ):
-            checks.at_least(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), 1)
         if self.experts_per_token > self.experts:
             raise ValueError(
                 f"experts_per_token must be at most experts ({self.experts}), "

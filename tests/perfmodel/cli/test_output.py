@@ -9,11 +9,10 @@ import pytest
 from typer.main import get_command
 
 from calibrate.campaign import Progress
-from perfmodel import checks
 from perfmodel import cli as progress
 from perfmodel.cli.app import _Row, _runnable, app
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import EXIT_OK, UsageError
+from perfmodel.errors import EXIT_OK, UsageError, WrongArgument, check_positive
 from perfmodel.report import wrapped
 from tests.perfmodel.cli.command import Run
 
@@ -42,14 +41,14 @@ def test_json_is_one_object_and_files_are_told_beside_it(run: Run, tmp_path: Pat
 
 def test_a_refused_argument_is_named_by_its_flag() -> None:
     def command(*, bucket_cap_mb: float) -> None:
-        checks.positive("bucket_cap_mb", bucket_cap_mb)
+        check_positive("bucket_cap_mb", bucket_cap_mb)
 
     with pytest.raises(UsageError, match=r"^--bucket-cap-mb: must be finite and > 0, got 0$"):
         _runnable(command, _Row("predict", shared=()))(bucket_cap_mb=0)
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("batch axis is missing"), checks.WrongArgument("axis", "must be given")]
+    "error", [ValueError("batch axis is missing"), WrongArgument("axis", "must be given")]
 )
 def test_other_errors_blame_no_flag(error: ValueError) -> None:
     def command(*, batch: int) -> None:

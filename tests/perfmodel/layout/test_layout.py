@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.checks import WrongArgument
-from perfmodel.errors import NotFeasible
+from perfmodel.errors import NotFeasible, WrongArgument
 from perfmodel.layout import Layout, Recompute, RunSetting, accumulation_for, parse_layout
 from perfmodel.layout.candidates import Limits, require_feasible
 

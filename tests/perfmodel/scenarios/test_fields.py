@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, answer
-from perfmodel.checks import WrongArgument
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
 from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.errors import CalibrationUnavailable, UsageError, WrongArgument
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.layout import parse_layout
 from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, Evidence, Tier
