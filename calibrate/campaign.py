@@ -15,7 +15,7 @@ from calibrate.launch import Launch, Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.task import StepTask, Task, WorkOrder, failure_of
 from calibrate.virtual import Truth
-from perfmodel.documents import seals
+from perfmodel.documents import is_edit_taken, seal_problem, sealed, unsealed_content
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     FailedObservation,
@@ -300,7 +300,7 @@ def _other_plan(path: Path) -> UsageError:
 
 
 def _text(plan: Mapping[str, object]) -> str:
-    return seals.sealed(json.dumps(plan, indent=1)) + "\n"
+    return sealed(json.dumps(plan, indent=1)) + "\n"
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
@@ -310,9 +310,9 @@ def read_plan(folder: Path) -> dict[str, Any]:
         plan = read_json(path)
     if not isinstance(plan, dict):
         raise InvalidDocument(f"{path}: plan must be an object, got {plan!r:.40}")
-    if (edited := seals.problem(plan)) and not seals.is_taken(str(path)):
+    if (edited := seal_problem(plan)) and not is_edit_taken(str(path)):
         raise InvalidDocument(f"{path}: {edited}; measure again into another --out")
-    return seals.content_of(plan)
+    return unsealed_content(plan)
 
 
 def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:

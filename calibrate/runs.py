@@ -24,8 +24,7 @@ from perfmodel.cost.rescaling import device_sheet
 from perfmodel.documents import Provenance
 from perfmodel.documents.profile import InferredDocument, RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument
-from perfmodel.layout import Layout
-from perfmodel.layout.candidates import Limits, impossible
+from perfmodel.layout import Layout, Limits, impossible
 from perfmodel.units import format_bytes
 
 FASTEST_FLOP_PER_S: Final = 2.5e15

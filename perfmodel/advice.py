@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.answer import Question
-from perfmodel.answer.answer import Forecast
-from perfmodel.answer.measured import cost_model, interval, largest_all_reduce, measured_steps_s
+from perfmodel.answer import Forecast, Question, interval
+from perfmodel.answer.measured import cost_model, largest_all_reduce, measured_steps_s
 from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE, UNCERTAINTY_PER_DOUBLING, Group

@@ -19,7 +19,7 @@ from perfmodel.cost.layout_time import StepParts
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout, TestedLayout
 from perfmodel.errors import NotFeasible
-from perfmodel.layout.candidates import COLUMNS, LayoutColumns, feasible_layouts
+from perfmodel.layout import COLUMNS, LayoutColumns, feasible_layouts
 from perfmodel.machine import Evidence
 from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.units import format_bytes, format_duration

@@ -13,8 +13,16 @@ import numpy as np
 
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import NOT_MEASURED, Group, Network, sampled_cost
-from perfmodel.documents.clusters import NETWORK_S, NVLINK_S, PCIE_BYTES_PER_S, PCIE_S
-from perfmodel.documents.hardware import LINK_SHARE, Catalogue, DataSheet, host_link_bytes_per_s
+from perfmodel.documents.hardware import (
+    LINK_SHARE,
+    NETWORK_S,
+    NVLINK_S,
+    PCIE_BYTES_PER_S,
+    PCIE_S,
+    Catalogue,
+    DataSheet,
+    host_link_bytes_per_s,
+)
 from perfmodel.errors import UsageError
 from perfmodel.machine import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective, MeasuredMachine

@@ -16,9 +16,7 @@ from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, StepTask, Task
-from perfmodel.answer import Question, open_workload
-from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import interval
+from perfmodel.answer import Question, answer, interval, open_workload
 from perfmodel.documents.observation import (
     ReplayObservation,
     failures,

@@ -19,8 +19,7 @@ from calibrate.launch import Launcher
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
 from calibrate.task import LayoutTask, ReplayTask
-from perfmodel.answer import Question, open_workload
-from perfmodel.answer.answer import answer
+from perfmodel.answer import Question, answer, open_workload
 from perfmodel.documents.observation import (
     LayoutObservation,
     StackSpec,

@@ -29,9 +29,7 @@ from calibrate.environment import (
 from calibrate.launch import Launcher
 from calibrate.summary import Estimate, calibrated_setting
 from calibrate.topology import LaunchFlags
-from perfmodel.answer import Question, timed_workload
-from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import interval
+from perfmodel.answer import Question, answer, interval, timed_workload
 from perfmodel.documents import Provenance, Record, checked
 from perfmodel.documents.observation import (
     Observation,

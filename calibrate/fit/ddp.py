@@ -42,9 +42,8 @@ from perfmodel.machine.measured import (
     SingleStep,
 )
 from perfmodel.statistics import FloatArray
-from perfmodel.step import Cause, StepProgram
+from perfmodel.step import Cause, StepProgram, gradient_buckets
 from perfmodel.step.compile import compile_step
-from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Seconds
 from perfmodel.workload import Phase
 

@@ -23,7 +23,7 @@ from calibrate.probes.training import host_steps, trained
 from calibrate.ranks import one_line_of
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask, TraceTask
-from perfmodel.documents import seals
+from perfmodel.documents import unsealed
 from perfmodel.documents.observation import (
     IsolatedOperator,
     OperatorsObservation,
@@ -508,7 +508,7 @@ def _replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | No
         with session.measured.without():
             traced = trace_model(reference, method, micro_batch=2)
         return traced, traced.step.at(micro_batch=task.micro_batch)
-    with seals.unsealed():  # whoever gave the order has read it
+    with unsealed():  # whoever gave the order has read it
         document = WorkloadDocument.read(Path(task.document))
     return None, document.trace.at(micro_batch=task.micro_batch)
 

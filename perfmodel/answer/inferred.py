@@ -12,7 +12,7 @@ from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import TENSORS, rank_parts
 from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
 from perfmodel.cost.parameters import layout_distance_squared
-from perfmodel.documents import Provenance, age_notes, seals
+from perfmodel.documents import Provenance, age_notes, unsealed_notes
 from perfmodel.documents.prediction import (
     LargeModelStep,
     PredictedPoint,
@@ -22,8 +22,7 @@ from perfmodel.documents.prediction import (
     TrainedModel,
 )
 from perfmodel.engine import algebra
-from perfmodel.layout import Layout, Precision, Recompute, Schedule
-from perfmodel.layout.candidates import Limits, require_feasible
+from perfmodel.layout import Layout, Limits, Precision, Recompute, Schedule, require_feasible
 from perfmodel.machine import Evidence, InferredMachine
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.step import StepProgram, Trace
@@ -220,7 +219,7 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
     caveats = [
         "inferred from step times of whole runs: no part was measured alone",
-        *seals.notes(),
+        *unsealed_notes(),
         *(f"calibration {note}" for note in age_notes(model.machine.origin.made_utc)),
         *_beyond_runs(model, jobs),
     ]

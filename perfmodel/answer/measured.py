@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.answer import Answer, Question
+from perfmodel.answer import Answer, Question, interval
 from perfmodel.cost import Samples, Terms, slowed
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import (
@@ -23,7 +23,7 @@ from perfmodel.cost.machine import (
 )
 from perfmodel.cost.network import groups
 from perfmodel.cost.phases import contention, in_step, phases_under
-from perfmodel.documents import QUIET, age_notes, seals
+from perfmodel.documents import QUIET, age_notes, unsealed_notes
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, Synchronisation
@@ -36,14 +36,12 @@ from perfmodel.machine.measured import (
     TracedWorkload,
     TrainedStep,
 )
-from perfmodel.statistics import Interval
 from perfmodel.step import Cause, Interference, StepProgram, Stream, Trace, with_waiting_host
 from perfmodel.units import Bytes
 
 # Only some questions need memory, contention or a batch law. They are imported where they are used: together
 # they would double the start of a prediction.
 if TYPE_CHECKING:
-    from perfmodel.cost.memory import DeviceMemory
     from perfmodel.machine import Cluster
 
 #: Streams of what ranks send each other.
@@ -206,30 +204,6 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
     return found
 
 
-def architecture_of(machine: MeasuredMachine) -> str | None:
-    """Of the GPUs of a machine, empty if it is unknown; None of virtual ones, whose truth knows no libraries."""
-    from perfmodel.documents.hardware import sheet_named, shipped_catalogue  # noqa: PLC0415
-
-    if machine.rescaling is not None:
-        return machine.rescaling.architecture
-    sheet = sheet_named(machine.device_name, shipped_catalogue())
-    if sheet is not None:
-        return sheet.architecture
-    return None if machine.device_kind == "virtual" else ""
-
-
-def stage_memory(question: Question) -> "tuple[DeviceMemory, ...]":
-    """What a rank of every pipeline stage holds; empty if the workload's memory was not recorded."""
-    machine, workload, layout = _parts(question)
-    if not isinstance(workload, TracedWorkload) or workload.memory is None:
-        return ()
-    from perfmodel.cost.memory import TracedMemory, overhead_of  # noqa: PLC0415
-
-    overhead = overhead_of(workload.memory, machine.memory_kind, architecture_of(machine))
-    traced = TracedMemory(trace=workload.trace, memory=workload.memory, overhead=overhead)
-    return traced.ranks(layout)
-
-
 def step_times(program: StepProgram, terms: Terms, durations_s: Samples) -> Samples:
     """Duration of the step in every draw, by algebra. [s]"""
     [result] = all_step_times(program, [(terms, durations_s)])
@@ -294,11 +268,6 @@ def _makespans(program: StepProgram, cases: Sequence[Terms], durations_s: Sample
         program, durations_s, compute_speed=compute_speed, comm_speed=comm_speed
     )
     return np.asarray(ends_s.max(axis=0))
-
-
-def interval(draws: Samples) -> Interval:
-    """The nominal draw (the first), and the middle 90 % of all; the nominal is always inside."""
-    return Interval.of(draws, nominal=float(draws[0]))
 
 
 def _parts(question: Question) -> tuple[MeasuredMachine, MeasuredWorkload, Layout]:
@@ -408,7 +377,7 @@ def measured_caveats(
     machine, workload, _ = _parts(question)
     cluster, rescaling = question.cluster, machine.rescaling
     largest = max(layout.world_size for layout in found)
-    said = [*seals.notes()]
+    said = [*unsealed_notes()]
     if machine.device_costs is None:  # runs of others are as old as they are
         said += [f"calibration {note}" for note in age_notes(machine.origin.made_utc)]
     if machine.steal > QUIET:

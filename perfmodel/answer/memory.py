@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from perfmodel.answer.measured import architecture_of
+from perfmodel.answer import architecture_of
 from perfmodel.cost.memory import DeviceMemory, TracedMemory, Verdict, overhead_of, verdict
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet, find_device, sheet_named, shipped_catalogue

@@ -24,7 +24,7 @@ from perfmodel.api.decisions import (
     search,
     write_run,
 )
-from perfmodel.documents.seals import unsealed
+from perfmodel.documents import unsealed
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.plan.cost import compare_costs
 from perfmodel.plan.goodput import goodput

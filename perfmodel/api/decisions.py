@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perfmodel.answer import Question
-from perfmodel.answer.answer import layout_table
+from perfmodel.answer import Question, layout_table
 from perfmodel.answer.inferred import Training
 from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, opened, question_of
 from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred, with_nodes_of
 from perfmodel.documents import Provenance, today_utc
 from perfmodel.documents.acceptance import AcceptanceDocument, AcceptanceTerms, RankRun, read_run
 from perfmodel.documents.budget import GoodputDocument
-from perfmodel.documents.clusters import open_cluster
+from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.importers import read_nccl_paste
 from perfmodel.documents.observation import Observation
 from perfmodel.documents.observed import Unit, read_observed

@@ -84,7 +84,7 @@ def show_answer(
     """
     from pydantic_core import to_json
 
-    from perfmodel.documents import Document, seals
+    from perfmodel.documents import Document, made_from
 
     as_json, verbose, output = printing.get()
     if output is not None:
@@ -94,8 +94,7 @@ def show_answer(
         typer.echo(found.text())
     elif as_json:  # SI units, and the edited files that it was made from
         assert isinstance(found, Mapping)
-        made_from = seals.made_from()
-        typer.echo(to_json({"schema_version": 1, **found, **made_from}, indent=1).decode())
+        typer.echo(to_json({"schema_version": 1, **found, **made_from()}, indent=1).decode())
     else:
         subject = found if shown is None else shown
         if not (tables or lines or isinstance(subject, Mapping)):

@@ -206,13 +206,13 @@ def _runnable(command: Callable[..., None], row: "_Row") -> Callable[..., None]:
 @contextmanager
 def _edits_told(*, is_text: bool) -> Iterator[None]:
     """Take edited files, and say at the end which; JSON names them itself, a table for programs has no place."""
-    from perfmodel.documents import seals
+    from perfmodel.documents import unsealed, unsealed_notes
 
-    with seals.unsealed():
+    with unsealed():
         try:
             yield
         finally:
-            for note in seals.notes():
+            for note in unsealed_notes():
                 typer.echo(printable(note), err=not is_text)
 
 

@@ -48,7 +48,7 @@ def network_check(
     from perfmodel.models import read_workload
     from perfmodel.network_check import Verdict, check_network
     from perfmodel.report.diagnosis import check_json, check_lines, check_table
-    from perfmodel.step.stages import gradient_buckets
+    from perfmodel.step import gradient_buckets
 
     if collective is not None:
         refuse_unknown("--collective", collective, COLLECTIVES)
@@ -101,7 +101,7 @@ def _links(
 ) -> "Callable[[MeasuredCollective], tuple[str, Cluster]]":
     """Name of the machine of a log, and links of each test: of a cluster file, the machine or the data sheet."""
     if given["cluster"] is not None:
-        from perfmodel.documents.clusters import open_cluster
+        from perfmodel.documents.hardware import open_cluster
 
         cluster = open_cluster(given["cluster"])
         return lambda _: (cluster.name, cluster)
@@ -205,7 +205,7 @@ def diagnose(
 
     machine = links = None
     if cluster is not None:
-        from perfmodel.documents.clusters import open_cluster
+        from perfmodel.documents.hardware import open_cluster
 
         links = open_cluster(cluster)
     if profile is not None:

@@ -71,8 +71,7 @@ def report(
     out: opt.Folder = Path("runs/report"),
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG."""
-    from perfmodel.answer import open_question
-    from perfmodel.answer.answer import Forecast, table
+    from perfmodel.answer import Forecast, open_question, table
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.files import write_atomically

@@ -15,8 +15,7 @@ from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, format_duration
 
 if TYPE_CHECKING:
-    from perfmodel.answer import Answer, Question
-    from perfmodel.answer.answer import Forecast
+    from perfmodel.answer import Answer, Forecast, Question
     from perfmodel.documents.prediction import PredictionDocument
     from perfmodel.layout import Layout
     from perfmodel.machine import Cluster
@@ -157,7 +156,7 @@ def _of_counts(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
     """The table of some device counts, and the answer for the largest."""
     _open_workload(context)
     from perfmodel.advice import with_advice
-    from perfmodel.answer.answer import table
+    from perfmodel.answer import table
 
     request = _forecast(context)
     _time_workload(
@@ -174,7 +173,7 @@ def _of_counts(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
 
 def _of_layout(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
     """One layout, of a traced workload or of a large model."""
-    from perfmodel.answer.answer import layout_table
+    from perfmodel.answer import layout_table
 
     if opt.typed(context, "workload") and not opt.typed(context, "model"):
         layout = _asked_layout(context)
@@ -277,7 +276,7 @@ def _time_workload(
 
 def _forecast(context: typer.Context) -> "Forecast":
     """Device counts and what stays the same, as far as the command has options for it."""
-    from perfmodel.answer.answer import Forecast
+    from perfmodel.answer import Forecast
 
     counts = context.params["devices"]
     world_sizes = tuple(counts) if isinstance(counts, Sequence) else (counts,)
@@ -353,7 +352,7 @@ def _links(context: typer.Context) -> "Cluster | None":
     opt.refuse_typed(
         context, {"devices_per_node": "the cluster file says where a node ends"}, beside="--cluster"
     )
-    from perfmodel.documents.clusters import open_cluster
+    from perfmodel.documents.hardware import open_cluster
 
     return open_cluster(path)
 

@@ -289,7 +289,7 @@ def check(
     file: Annotated[Path, opt.file("FILE", "A document of perfmodel, or observations.jsonl.")],
 ) -> None:
     """Say what a file is, and whether it is valid and as it was written."""
-    from perfmodel.documents.kinds import check_file
+    from perfmodel.documents import check_file
 
     facts, code = check_file(file)
     lines = [f"{name}: {value}" for name, value in facts.items()]

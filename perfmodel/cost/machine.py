@@ -26,9 +26,8 @@ from perfmodel.machine.measured import (
     PhaseCurves,
 )
 from perfmodel.statistics import expected_largest_deviate, heavy_tailed_quantiles, slowest_pace
-from perfmodel.step import Cause, StepProgram
+from perfmodel.step import Cause, StepProgram, gradient_buckets
 from perfmodel.step.compile import compile_step
-from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Bytes
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from perfmodel.diagnosis.odds import (
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, RooflineModel, Run, Trained
 from perfmodel.documents import Shown
-from perfmodel.documents.clusters import PCIE_BYTES_PER_S
 from perfmodel.documents.hardware import (
+    PCIE_BYTES_PER_S,
     DataSheet,
     find_device,
     host_link_bytes_per_s,

@@ -1,4 +1,4 @@
-"""Reading and writing documents: strict, versioned, atomic."""
+"""Reading and writing documents: strict, versioned, atomic and sealed; the kind of a file, and whether it is sound."""
 
 import dataclasses
 import datetime as dt
@@ -6,9 +6,12 @@ import functools
 import hashlib
 import importlib
 import json
+import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
@@ -16,8 +19,15 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 
-from perfmodel.documents import seals
-from perfmodel.errors import UNSEALED, InvalidDocument, PerfModelError, did_you_mean, reading, why
+from perfmodel.errors import (
+    EXIT_OK,
+    UNSEALED,
+    InvalidDocument,
+    PerfModelError,
+    did_you_mean,
+    reading,
+    why,
+)
 from perfmodel.files import (
     MOST_LOG_BYTES,
     parse_json,
@@ -137,23 +147,23 @@ class Document(Record):
         found: Self
         try:
             if cls.parse is parse_json:
-                found = _validator(cls).validate_json(seals.json_of(content, raw), strict=True)
+                found = _validator(cls).validate_json(_unsealed_json(content, raw), strict=True)
             else:
-                found = validated(cls, seals.content_of(raw))
+                found = validated(cls, unsealed_content(raw))
         except ValidationError as error:
             is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
             raise cls.unreadable(
                 f"{where}: {first_problem(error, cls)}{remade if is_older else ''}"
             ) from error
         # Last: what breaks a rule says more about an edit.
-        edited = seals.problem(raw)
-        if edited and not seals.is_taken(str(where)):
+        edited = seal_problem(raw)
+        if edited and not is_edit_taken(str(where)):
             raise cls.unreadable(f"{where}: {edited}{remade}{UNSEALED}")
         return found
 
     def text(self) -> str:
         """The content of a file of it: JSON with its seal."""
-        return seals.sealed(self.model_dump_json(indent=1))
+        return sealed(self.model_dump_json(indent=1))
 
     def write(self, path: Path) -> None:
         """Write the whole file or nothing: a reader never sees half of it."""
@@ -384,3 +394,156 @@ class Shown(Printed):
 
 def _answers() -> Any:
     return importlib.import_module("perfmodel.report.answers")
+
+
+#: A seal finds accidents and changes by hand. It is no signature: who means to deceive computes a new one.
+_SEAL: Final = "seal"
+#: Names the edited files that a document was made from.
+_MADE_FROM: Final = "unsealed"
+#: Where the writer leaves the seal of JSON.
+_AT_END: Final = re.compile(r',\s*"seal"\s*:\s*"[^"\\]*"\s*\}\s*\Z')
+#: Edited files read so far; none: they are refused.
+_taken: ContextVar[list[str] | None] = ContextVar("unsealed", default=None)
+
+
+@contextmanager
+def unsealed() -> Iterator[list[str]]:
+    """Read edited files inside the block; yield their names, which every document written there carries."""
+    names: list[str] = []
+    token = _taken.set(names)
+    try:
+        yield names
+    finally:
+        _taken.reset(token)
+
+
+def is_edit_taken(name: str) -> bool:
+    """Whether an edited file may be read here; if so, its name is kept."""
+    names = _taken.get()
+    if names is not None and name not in names:
+        names.append(name)
+    return names is not None
+
+
+def made_from() -> dict[str, list[str]]:
+    """Entry of an answer that names the edited files that were read here, if any."""
+    names = _taken.get()
+    return {_MADE_FROM: names} if names else {}
+
+
+def unsealed_notes() -> tuple[str, ...]:
+    """One caveat per edited file that was read here."""
+    return tuple(f"unsealed: {name} was edited, or never sealed" for name in _taken.get() or ())
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of all entries but the seal, whatever their order and white space."""
+    rest = {key: value for key, value in content.items() if key != _SEAL}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), default=str)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def sealed(text: str) -> str:
+    """A JSON object with its seal as the last entry, behind the edited files that it was made from."""
+    body = _AT_END.sub("\n}", text).rstrip().removesuffix("}").rstrip()
+    content = json.loads(f"{body}}}")
+    for key, names in made_from().items():
+        content[key] = names
+        body += f",\n {json.dumps(key)}: {json.dumps(names)}"
+    return f'{body},\n "{_SEAL}": "{_digest(content)}"\n}}'
+
+
+def seal_lines(content: Mapping[str, Any]) -> list[str]:
+    """Lines that seal a table in TOML; they stand before its first sub-table."""
+    entries = {**made_from(), _SEAL: _digest({**content, **made_from()})}
+    return [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
+
+
+def unsealed_content(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A document without its seal."""
+    return {key: value for key, value in raw.items() if key not in (_SEAL, _MADE_FROM)}
+
+
+def _unsealed_json(text: str, raw: Mapping[str, Any]) -> str:
+    """JSON of a document without its seal; cut from its text where possible, which is faster."""
+    cut, number = _AT_END.subn("}", text)
+    is_cut = number == (_SEAL in raw) and _MADE_FROM not in raw
+    return cut if is_cut else json.dumps(unsealed_content(raw))
+
+
+def seal_problem(raw: Mapping[str, Any]) -> str:
+    """Why a document is not as its program wrote it; empty if it is."""
+    if _SEAL not in raw:
+        return "carries no seal: it was edited, or comes from an older version"
+    if raw[_SEAL] != _digest(raw):
+        return "was changed after it was written: its seal does not fit"
+    if found := raw.get(_MADE_FROM):
+        return f"was made from files that were edited: {', '.join(map(str, found))}"
+    return ""
+
+
+_MODULES: Final = (
+    *("acceptance", "budget", "plan", "prediction"),
+    *("profile", "verdicts", "workload"),
+)
+
+
+def kinds() -> tuple[type[Document], ...]:
+    """Every kind of document that commands pass to each other."""
+    found = [
+        kind
+        for name in _MODULES
+        for kind in vars(importlib.import_module(f"perfmodel.documents.{name}")).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Document)
+        and kind is not Document
+        and "title" in vars(kind)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def kind_of(raw: dict[str, Any], *, is_toml: bool) -> type[Document] | None:
+    """The kind whose keys a file has, if one fits: most in common, fewest others."""
+    keys = set(unsealed_content(raw))
+
+    def distance(kind: type[Document]) -> int:
+        return len(keys ^ set(kind.model_fields))
+
+    fitting = [kind for kind in kinds() if (kind.parse is parse_toml) == is_toml]
+    best = min(fitting, key=distance)
+    common = keys & set(best.model_fields) - {"schema_version", "provenance"}
+    return best if common else None
+
+
+def check_file(path: Path) -> tuple[dict[str, str], int]:
+    """What a file is, fact by fact, and the exit code that it deserves.
+
+    Raises ``InvalidDocument`` if it cannot be read, or is none of our documents.
+    """
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        from perfmodel.documents.observation import read_observations, refuse_repeated  # noqa: PLC0415
+
+        observations = read_observations(path)
+        refuse_repeated(path, observations)
+        valid = f"{len(observations)} lines, no task twice"
+        return {"kind": "observations", "valid": valid}, EXIT_OK
+    is_toml = path.suffix == ".toml"
+    try:
+        raw = (parse_toml if is_toml else parse_json)(read_text(path))
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: cannot be read: {why(error)}") from error
+    kind = kind_of(raw, is_toml=is_toml) if isinstance(raw, dict) else None
+    if kind is None:
+        raise InvalidDocument(f"{path}: must be a document of perfmodel, got none of its kinds")
+    edited = seal_problem(raw)
+    facts = {
+        "kind": kind.title,
+        "schema_version": f"{raw.get('schema_version')!r}, read: {kind.current_version()}",
+        "seal": edited or "fits",
+    }
+    try:
+        with unsealed():
+            kind.read(path)
+    except PerfModelError as error:
+        return facts | {"valid": f"no, {error}"}, error.exit_code
+    return facts | {"valid": "yes"}, kind.unreadable.exit_code if edited else EXIT_OK

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents import Document, Provenance, Record, Shown, Text, seals
+from perfmodel.documents import Document, Provenance, Record, Shown, Text, seal_lines
 from perfmodel.errors import InvalidDocument
 from perfmodel.files import parse_toml
 from perfmodel.statistics import Interval, Share
@@ -143,7 +143,7 @@ class AcceptanceTerms(Shown, Document):
             for line in ("", "[[clause]]", *_entries(clause.model_dump(mode="json")))
         ]
         content = parse_toml("\n".join([*lines, *clauses]))
-        return "\n".join([*lines, *seals.toml_lines(content), *clauses]) + "\n"
+        return "\n".join([*lines, *seal_lines(content), *clauses]) + "\n"
 
 
 class RankRun(Document):

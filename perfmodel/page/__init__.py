@@ -9,13 +9,11 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
-from perfmodel.answer import Question, open_workload
-from perfmodel.answer.answer import Forecast
+from perfmodel.answer import Forecast, Question, open_workload
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import catalogued
 from perfmodel.documents import Record
-from perfmodel.documents.clusters import open_cluster
-from perfmodel.documents.hardware import LINK_SHARE, DataSheet, shipped_catalogue
+from perfmodel.documents.hardware import LINK_SHARE, DataSheet, open_cluster, shipped_catalogue
 from perfmodel.documents.profile import (
     InferredDocument,
     ProfileDocument,

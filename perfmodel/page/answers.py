@@ -11,10 +11,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from perfmodel.answer import Answer, Question
-from perfmodel.answer.answer import answer, point, speedups, steps_s, with_memory
+from perfmodel.answer import (
+    Answer,
+    Question,
+    answer,
+    interval,
+    point,
+    speedups,
+    steps_s,
+    with_memory,
+)
 from perfmodel.answer.inferred import layout_document
-from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_time import step_time_s

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from perfmodel.answer import Question, open_question
-from perfmodel.answer.measured import stage_memory
+from perfmodel.answer import Question, open_question, stage_memory
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.rescaling import rescaled_profile
-from perfmodel.documents.clusters import open_cluster
-from perfmodel.documents.hardware import find_device, shipped_catalogue
+from perfmodel.documents.hardware import find_device, open_cluster, shipped_catalogue
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.answer.measured import interval
-from perfmodel.documents import age_notes, asked_by, seals
+from perfmodel.answer import interval
+from perfmodel.documents import age_notes, asked_by, unsealed_notes
 from perfmodel.documents.budget import invented_prices, stale_prices
 from perfmodel.documents.plan import Option, OptionVerdict, PlanDocument, PlanFile, PlanRow, Swing
 from perfmodel.errors import NotFeasible
@@ -128,7 +128,7 @@ class _Planner:
             ),
             warnings=(
                 *invented_prices(plan.prices()),
-                *seals.notes(),
+                *unsealed_notes(),
                 *stale_prices(plan.prices(), today=self.today),
                 *(
                     f"{machine.profile}: {note}"

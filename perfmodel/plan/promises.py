@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from perfmodel.answer import Question
-from perfmodel.answer.answer import answer, step_ratio
+from perfmodel.answer import Question, answer, step_ratio
 from perfmodel.answer.measured import cost_model
 from perfmodel.cost import Samples
 from perfmodel.cost.network import KINDS, Group, groups
@@ -28,8 +27,7 @@ from perfmodel.plan.delivered import (
     time_of_logs,
 )
 from perfmodel.statistics import expected_largest_over_median
-from perfmodel.step import Cause
-from perfmodel.step.stages import gradient_buckets
+from perfmodel.step import Cause, gradient_buckets
 from perfmodel.units import GIB, KIB, Bytes, format_bytes
 from perfmodel.workload.transformer import HALF_BYTES, NamedTransformer, feed_forward_parameters
 

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.answer import NUM_DRAWS, Answer, Question
-from perfmodel.answer.answer import answer, steps_s
+from perfmodel.answer import NUM_DRAWS, Answer, Question, answer, stage_memory, steps_s
 from perfmodel.answer.inferred import RARE_STALL, Training, layout_caveats, layout_jobs
-from perfmodel.answer.measured import layout_costs, measured_caveats, stage_memory, step_times
+from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
 from perfmodel.cost import Samples, Terms
 from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.answer import Question
-from perfmodel.answer.answer import Forecast, answer, layout_table, point
+from perfmodel.answer import Forecast, Question, answer, interval, layout_table, point
 from perfmodel.answer.inferred import question_jobs
-from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost import Samples
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import Jobs

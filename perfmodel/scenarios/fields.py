@@ -16,8 +16,13 @@ import numpy as np
 from perfmodel.answer import open_workload, timed_workload
 from perfmodel.cost.network import Link, ring_link, tier_between_nodes
 from perfmodel.cost.rescaling import rescaled_profile
-from perfmodel.documents.clusters import open_cluster
-from perfmodel.documents.hardware import LINK_SHARE, LinkSheet, find_device, shipped_catalogue
+from perfmodel.documents.hardware import (
+    LINK_SHARE,
+    LinkSheet,
+    find_device,
+    open_cluster,
+    shipped_catalogue,
+)
 from perfmodel.errors import (
     CalibrationUnavailable,
     NotFeasible,

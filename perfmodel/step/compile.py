@@ -11,14 +11,18 @@ from typing import Final
 
 from perfmodel.errors import check_within
 from perfmodel.layout import Layout, Schedule, Synchronisation
-from perfmodel.step import Cause, Operation, StepProgram, Stream, collector_paused
-from perfmodel.step.stages import (
+from perfmodel.step import (
+    Cause,
+    Operation,
     Parcel,
     Piece,
     StageDivision,
+    StepProgram,
+    Stream,
     WaitingSends,
     Work,
     assign_shards,
+    collector_paused,
     equal_pieces,
     stage_order,
     together,

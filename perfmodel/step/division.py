@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout, Precision, Recompute
-from perfmodel.step.stages import Piece, StageDivision, bucketed, together
+from perfmodel.step import Piece, StageDivision, bucketed, together
 from perfmodel.units import Bytes
 from perfmodel.workload import (
     ELEMENT_BYTES,

@@ -40,8 +40,7 @@ from calibrate.step_table import (
 )
 from perfmodel.cost.step_law import CONSTANTS, ConstantPrior
 from perfmodel.documents import Provenance
-from perfmodel.documents.clusters import open_cluster
-from perfmodel.documents.hardware import find_device, shipped_catalogue
+from perfmodel.documents.hardware import find_device, open_cluster, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.files import read_table, write_atomically
 from perfmodel.machine import Cluster

@@ -8,8 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from perfmodel.documents import seals
-from perfmodel.documents.kinds import kind_of
+from perfmodel.documents import kind_of, seal_problem, sealed, unsealed
 from perfmodel.errors import PerfModelError
 from perfmodel.files import read_json, write_atomically
 
@@ -24,15 +23,15 @@ def seal(path: Path) -> str:
     for word in raw.get("provenance", {}).get("command_line", ()):
         if word.startswith("/"):
             text = text.replace(json.dumps(word), json.dumps("/".join(Path(word).parts[3:])), 1)
-    if not seals.problem(raw) and text == before:
+    if not seal_problem(raw) and text == before:
         return ""
     try:
-        if seals.problem(raw):
-            with seals.unsealed():
+        if seal_problem(raw):
+            with unsealed():
                 kind.read(path)
     except PerfModelError as error:
         return f"left: {error}"
-    write_atomically(path, f"{seals.sealed(text)}\n")
+    write_atomically(path, f"{sealed(text)}\n")
     return f"sealed: {path}"
 
 

@@ -20,6 +20,7 @@ from calibrate.campaign import (
 from calibrate.launch import Launch
 from calibrate.locks import folder_to_itself
 from calibrate.task import WorkOrder, failure_of
+from perfmodel.documents import unsealed
 from perfmodel.documents.observation import (
     FailedObservation,
     LoopObservation,
@@ -27,7 +28,6 @@ from perfmodel.documents.observation import (
     read_observations,
     refuse_repeated,
 )
-from perfmodel.documents.seals import unsealed
 from perfmodel.errors import (
     IncomparableRuns,
     InvalidDocument,

@@ -26,7 +26,7 @@ from calibrate.layers import planned_layers
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from calibrate.topology import LaunchFlags
-from perfmodel.answer.answer import Forecast, table
+from perfmodel.answer import Forecast, table
 from perfmodel.documents.observation import (
     Observation,
     ReplayObservation,
@@ -38,7 +38,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.step.stages import gradient_buckets
+from perfmodel.step import gradient_buckets
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 

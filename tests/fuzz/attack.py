@@ -21,9 +21,10 @@ from calibrate.run_logs import read_run_rows
 from calibrate.runs import read_runs
 from calibrate.step_table import read_steps
 from perfmodel.cli.app import app, main
+from perfmodel.documents import unsealed_content
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget
-from perfmodel.documents.clusters import read_cluster
+from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.importers import read_device_names, read_nccl_paste
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.plan import read_plan
@@ -33,7 +34,6 @@ from perfmodel.documents.profile import (
     RunColumns,
     read_run_columns,
 )
-from perfmodel.documents.seals import content_of
 from perfmodel.documents.training_configs import read_config
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
@@ -389,7 +389,7 @@ def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStr
         return lambda changes: read_hostile(name, spoilt(valid(name, folder), changes), folder)
 
     documents = {
-        name: content_of(json.loads(Path(files[name]).read_text(encoding="utf-8")))
+        name: unsealed_content(json.loads(Path(files[name]).read_text(encoding="utf-8")))
         for name in dict(UNSEALED)
     }
 

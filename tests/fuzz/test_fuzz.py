@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel.documents.seals import content_of
+from perfmodel.documents import unsealed_content
 from tests.fuzz.attack import (
     READERS,
     attacks,
@@ -63,7 +63,7 @@ def test_past_failures_stay_mended(folder: Path, files: dict[str, str], row: str
 
 def edited(file: str, place: str, value: str) -> Any:
     """A document with one value changed, without its seal."""
-    found = inside = content_of(json.loads(Path(file).read_text(encoding="utf-8")))
+    found = inside = unsealed_content(json.loads(Path(file).read_text(encoding="utf-8")))
     *path, last = (int(key) if key.isdigit() else key for key in place.split("."))
     for key in path:
         inside = inside[key]  # type: ignore[index]

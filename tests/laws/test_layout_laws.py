@@ -14,9 +14,8 @@ from perfmodel.cost.layout_memory import ASSUMED_MEMORY, in_flight, tensor_bytes
 from perfmodel.cost.layout_time import layout_durations, step_parts, step_time_s, unit_times
 from perfmodel.engine.algebra import step_times
 from perfmodel.layout import Layout, Precision
-from perfmodel.step import Cause
+from perfmodel.step import Cause, Work, stage_order
 from perfmodel.step.compile import BUCKETS, compile_layout
-from perfmodel.step.stages import Work, stage_order
 from perfmodel.workload import Phase
 from perfmodel.workload.transformer import Transformer
 from tests.laws.strategies import pipelines

@@ -7,9 +7,8 @@ from socket import socket
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents import file_sha256
+from perfmodel.documents import check_file, file_sha256, kinds
 from perfmodel.documents.acceptance import AcceptanceTerms
-from perfmodel.documents.kinds import check_file, kinds
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.answer import open_question
-from perfmodel.answer.measured import stage_memory
+from perfmodel.answer import open_question, stage_memory
 from perfmodel.answer.memory import report_of
 from perfmodel.cost.memory import CONTEXT, WORKSPACES
 from perfmodel.documents.workload import WorkloadDocument

@@ -19,7 +19,7 @@ from perfmodel.cost.network import (
     ring_link,
     tier_between_nodes,
 )
-from perfmodel.documents.clusters import open_cluster
+from perfmodel.documents.hardware import open_cluster
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import MOST_DEVICES, Layout
 from perfmodel.machine import Cluster, Evidence, Tier

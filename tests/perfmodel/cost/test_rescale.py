@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.answer import Question, timed_workload
-from perfmodel.answer.answer import answer, default_batch
-from perfmodel.answer.measured import architecture_of, measured_caveats
+from perfmodel.answer import Question, answer, architecture_of, default_batch, timed_workload
+from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.inferred import among_usual_nodes
 from perfmodel.cost.memory import CONTEXT, TracedMemory, overhead_of
 from perfmodel.cost.parameters import SHEETS
@@ -26,8 +25,7 @@ from perfmodel.cost.rescaling import (
 from perfmodel.cost.step_curves import by_law, shipped_priors, workload_by_law
 from perfmodel.cost.step_work import step_work
 from perfmodel.cost.traced import GRID
-from perfmodel.documents.clusters import open_cluster
-from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
+from perfmodel.documents.hardware import DataSheet, find_device, open_cluster, shipped_catalogue
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout import Layout, Precision
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, OperatorCosts

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.clusters import open_cluster, read_cluster
 from perfmodel.documents.hardware import (
     find_device,
     host_link_bytes_per_s,
     most_memory_bytes,
+    open_cluster,
     read_catalogue,
+    read_cluster,
     shipped_catalogue,
 )
 from perfmodel.errors import InvalidDocument

@@ -21,10 +21,10 @@ from perfmodel.documents import (
     age_notes,
     asked_by,
     command_line,
+    kinds,
 )
 from perfmodel.documents.acceptance import AcceptanceTerms, RankRun, read_run
-from perfmodel.documents.clusters import open_cluster
-from perfmodel.documents.kinds import kinds
+from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.observation import (
     OUT_OF_MEMORY,
     CollectiveObservation,

@@ -10,7 +10,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.answer.inferred import Training
 from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred
-from perfmodel.documents.clusters import read_cluster
+from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.plan import Option, PlanDocument, PlanFile, read_plan
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s

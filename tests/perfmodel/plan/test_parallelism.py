@@ -7,16 +7,14 @@ import pytest
 
 from calibrate.layout_fit import infer_memory, peaks_of
 from perfmodel import layout_search
-from perfmodel.answer import Question
-from perfmodel.answer.answer import answer
+from perfmodel.answer import Question, answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import tensor_bytes
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
-from perfmodel.layout import Layout, parse_layout
-from perfmodel.layout.candidates import Limits, feasible_layouts, impossible
+from perfmodel.layout import Layout, Limits, feasible_layouts, impossible, parse_layout
 from perfmodel.layout_search import NEAR_FASTEST, Request, plan_parallelism, to_test
 from perfmodel.statistics import DEVIATE_90
 from perfmodel.workload.transformer import NamedTransformer

@@ -11,9 +11,8 @@ from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.algebra import step_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.layout import Layout, Schedule
-from perfmodel.step import Cause
+from perfmodel.step import Cause, equal_pieces
 from perfmodel.step.compile import BUCKETS, compile_divided
-from perfmodel.step.stages import equal_pieces
 
 seconds = st.floats(1e-3, 10.0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.layout import Layout
-from perfmodel.step.stages import assign_buckets, assign_shards
+from perfmodel.step import assign_buckets, assign_shards
 from perfmodel.units import MIB
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from perfmodel.engine import algebra
 from perfmodel.layout import Layout, Synchronisation, parse_layout
-from perfmodel.step import Cause, StepProgram, Stream
+from perfmodel.step import Cause, Piece, StageDivision, StepProgram, Stream, undivided
 from perfmodel.step.compile import compile_divided, compile_step
-from perfmodel.step.stages import Piece, StageDivision, undivided
 from tests.perfmodel.profiles import HEAVY
 
 #: 8 gradients of 1 MiB in 2 buckets of 4 MiB.

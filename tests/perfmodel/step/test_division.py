@@ -11,6 +11,7 @@ from perfmodel.cost.shares import unit_shares
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine.measured import OperatorFamily
+from perfmodel.step import StageDivision
 from perfmodel.step.division import (
     constant_dimensions,
     divide,
@@ -19,7 +20,6 @@ from perfmodel.step.division import (
     stage_units,
     units,
 )
-from perfmodel.step.stages import StageDivision
 from perfmodel.workload import Phase
 from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
 from tests.perfmodel.operators import costs_of_the_made_up_machine

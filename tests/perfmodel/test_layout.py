@@ -5,8 +5,15 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import NotFeasible, WrongArgument
-from perfmodel.layout import Layout, Recompute, RunSetting, accumulation_for, parse_layout
-from perfmodel.layout.candidates import Limits, require_feasible
+from perfmodel.layout import (
+    Layout,
+    Limits,
+    Recompute,
+    RunSetting,
+    accumulation_for,
+    parse_layout,
+    require_feasible,
+)
 
 
 def test_text_becomes_a_layout() -> None:
