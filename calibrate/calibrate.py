@@ -11,8 +11,7 @@ from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_p
 from calibrate.environment import describe_environment, place, provenance
 from calibrate.experiment import BUDGETS, Budget, Experiment, default_models, doubling_sizes
 from calibrate.fit.profile import fit_profile
-from calibrate.launch import Launcher
-from calibrate.topology import LaunchFlags
+from calibrate.launch import Launcher, LaunchFlags
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import refuse_unknown

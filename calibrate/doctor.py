@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from calibrate.environment import Facts
 from calibrate.gpus import unfit, users
-from calibrate.topology import default_ranks
+from calibrate.launch import default_ranks
 from perfmodel.units import GIB, format_bytes
 
 Severity: TypeAlias = Literal["ok", "warn", "bad"]

@@ -25,8 +25,15 @@ from calibrate.gpus import (
     unfit,
     usable_gpus,
 )
+from calibrate.launch import (
+    THREADS,
+    LaunchFlags,
+    Topology,
+    default_ranks,
+    governing,
+    resolve_topology,
+)
 from calibrate.processes import answer_of, usable_cores
-from calibrate.topology import LaunchFlags, Topology, default_ranks, resolve_topology
 from calibrate.virtual import with_truth
 from perfmodel.documents import Provenance, installed_version
 from perfmodel.errors import CalibrationUnavailable, UsageError
@@ -259,11 +266,8 @@ def _text(path: Path) -> str | None:
 
 
 # Where a measurement runs, and who made it: shared by calibration and validation.
-_THREADS: Final = "OMP_NUM_THREADS"
 #: Ranks that may share a core if the user asks for it: they show what a layout of more ranks costs.
 _RANKS_PER_CORE: Final = 2
-#: Variables that change what is measured: a validation sets those of its calibration.
-_GOVERNING: Final = (_THREADS, "MALLOC_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,24 +288,14 @@ class Placement:
 
 def chosen_conditions(environ: Mapping[str, str], *, topology: Topology) -> dict[str, str]:
     """What the ranks of a calibration run under: the user's environment, and a thread per own core."""
-    own = _governing(environ)
+    own = governing(environ)
     threads = max(1, usable_cores() // topology.ranks_per_node)
-    return {**own, _THREADS: own.get(_THREADS) or str(threads)}
+    return {**own, THREADS: own.get(THREADS) or str(threads)}
 
 
 def recorded_conditions(profile: MeasuredMachine) -> dict[str, str]:
     """What the ranks of a calibration ran under, whatever is set now."""
-    return _governing(profile.variables)
-
-
-def under(environ: Mapping[str, str], conditions: Mapping[str, str]) -> dict[str, str]:
-    """An environment for ranks: these conditions, and the rest of it."""
-    governing = _governing(environ)
-    return {n: v for n, v in environ.items() if n not in governing} | dict(conditions)
-
-
-def _governing(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(_GOVERNING)}
+    return governing(profile.variables)
 
 
 def place(
@@ -350,7 +344,7 @@ def place(
         raise UsageError(problem)
     if conditions is None:
         # Nothing is computed on a virtual device.
-        one = {_THREADS: "1"}
+        one = {THREADS: "1"}
         conditions = one if virtual else chosen_conditions(os.environ, topology=topology)
     return Placement(
         topology=topology,

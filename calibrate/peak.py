@@ -16,8 +16,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from calibrate.device import Device
-from calibrate.devices import open_device, prepare, traced_as
 from calibrate.processes import die_with_parent
+from calibrate.ranks import open_device, prepare, traced_as
 from perfmodel.documents.observation import PeakMemory
 from perfmodel.tracing.fork import Fork
 from perfmodel.tracing.source import Batch, ModelSource, default_implementation

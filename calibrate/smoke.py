@@ -19,9 +19,9 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.device import Device
-from calibrate.devices import open_device
 from calibrate.environment import torch_facts
 from calibrate.processes import die_with_parent
+from calibrate.ranks import open_device
 from perfmodel.files import write_atomically
 
 _WIDTH = 256

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.device import Device
-from calibrate.devices import open_device
 from calibrate.probes import Session
 from calibrate.probes.compute import (
     measure_collective,
@@ -24,7 +23,15 @@ from calibrate.probes.compute import (
 from calibrate.probes.layers import measure_layers
 from calibrate.probes.replay import measure_model, measure_replay, measure_workload
 from calibrate.probes.training import measure_steps
-from calibrate.ranks import CarryOut, Ranks, join, one_line_of, ran_out_of_memory, serve
+from calibrate.ranks import (
+    CarryOut,
+    Ranks,
+    join,
+    one_line_of,
+    open_device,
+    ran_out_of_memory,
+    serve,
+)
 from calibrate.task import (
     CollectiveTask,
     ComputeTask,

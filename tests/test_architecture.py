@@ -166,7 +166,6 @@ WRITERS = {
     "calibrate/gpus.py",
     "calibrate/locks.py",
     "validate/borrowed.py",
-    "validate/testbed/links.py",
     "validate/testbed/server.py",
 }
 

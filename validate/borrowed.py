@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple, Self
 from calibrate.campaign import OBSERVATIONS
 from calibrate.environment import Placement, describe_environment, place
 from calibrate.gpus import refuse_used
-from calibrate.launch import Launch, Launcher
+from calibrate.launch import Launch, Launcher, LaunchFlags
 from calibrate.locks import folder_to_itself, machine_to_itself
-from calibrate.topology import LaunchFlags
 from perfmodel.documents import command_line, file_sha256, installed_version
 from perfmodel.documents.observation import gpu_faults, read_observations
 from perfmodel.documents.profile import ProfileDocument

@@ -19,8 +19,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from calibrate.environment import describe_environment, place
 from calibrate.gpus import refuse_used
+from calibrate.launch import LaunchFlags
 from calibrate.locks import machine_to_itself, work_folder
-from calibrate.topology import LaunchFlags
 from perfmodel.documents import Record, Text, checked
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError, reading

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, keep_plan, measure
-from calibrate.devices import traced_as
 from calibrate.environment import Placement, describe_environment, placement_of, provenance
 from calibrate.experiment import is_short
 from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw
+from calibrate.ranks import traced_as
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.answer import Question, answer, interval, open_workload

@@ -20,8 +20,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Device
-from calibrate.devices import open_device
-from calibrate.ranks import CarryOut, Ranks, join, one_line_of, ran_out_of_memory, serve
+from calibrate.ranks import (
+    CarryOut,
+    Ranks,
+    join,
+    one_line_of,
+    open_device,
+    ran_out_of_memory,
+    serve,
+)
 from calibrate.task import StepTask, Task, WorkOrder, failure_of
 from perfmodel.documents.observation import LoopObservation, PeakMemory
 from perfmodel.layout import Synchronisation

@@ -26,9 +26,8 @@ from calibrate.environment import (
     recorded_conditions,
     refuse_other_machine,
 )
-from calibrate.launch import Launcher
+from calibrate.launch import Launcher, LaunchFlags
 from calibrate.summary import Estimate, calibrated_setting
-from calibrate.topology import LaunchFlags
 from perfmodel.answer import Question, answer, interval, timed_workload
 from perfmodel.documents import Provenance, Record, checked
 from perfmodel.documents.observation import (

@@ -133,8 +133,7 @@ def calibrate(
         _infer_steps(from_steps, device=device, out=out)
         return
     from calibrate import calibrate as whole
-    from calibrate.launch import TorchrunLauncher
-    from calibrate.topology import LaunchFlags
+    from calibrate.launch import LaunchFlags, TorchrunLauncher
 
     request = opt.asked(
         whole.CalibrationRequest,

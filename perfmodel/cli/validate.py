@@ -78,8 +78,7 @@ def validate(
         opt.refuse_typed(context, _ELSEWHERE, beside="--from")
         show_archive(archive)
         return
-    from calibrate.launch import TorchrunLauncher
-    from calibrate.topology import LaunchFlags
+    from calibrate.launch import LaunchFlags, TorchrunLauncher
     from perfmodel.documents.verdicts import ValidationDocument
     from validate import validate as use_case
     from validate.judging import PLAIN_LOOP

@@ -27,7 +27,7 @@ from tests.regression.cases import unpacked
 from validate import validate
 from validate.judging import Tolerances, summarise
 from validate.testbed import network
-from validate.testbed.records import read_runs
+from validate.testbed.cluster import read_runs
 
 CALIBRATION: Final = Path("docs/records/calibration")
 

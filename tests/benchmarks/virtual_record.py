@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
-from calibrate.devices import traced_as
+from calibrate.ranks import traced_as
 from calibrate.virtual.gpu import Work
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import Bytes

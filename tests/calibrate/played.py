@@ -8,9 +8,8 @@ import psutil
 
 from calibrate.campaign import Campaign
 from calibrate.environment import Placement
-from calibrate.launch import Launch, Launcher
+from calibrate.launch import Launch, Launcher, Topology
 from calibrate.task import StepTask
-from calibrate.topology import Topology
 from perfmodel.layout import RunSetting
 
 ALONE = Topology(

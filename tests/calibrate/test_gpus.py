@@ -9,7 +9,7 @@ import pytest
 from calibrate import gpus
 from calibrate.environment import Facts, place
 from calibrate.gpus import CLOCKS, faults_now, sampled
-from calibrate.topology import LaunchFlags
+from calibrate.launch import LaunchFlags
 from perfmodel.documents.observation import GpuObservation, gpu_faults, read_observations
 from perfmodel.errors import MeasurementFailed, UsageError
 from tests.calibrate.samples import GIB, plain_gpu

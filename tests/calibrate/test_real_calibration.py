@@ -21,11 +21,10 @@ from calibrate import experiment
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
 from calibrate.campaign import OBSERVATIONS, Progress, read_plan
 from calibrate.experiment import BUCKET_CAPS_MB, BUDGETS, Budget, Experiment
-from calibrate.launch import TorchrunLauncher
+from calibrate.launch import LaunchFlags, TorchrunLauncher
 from calibrate.layers import planned_layers
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
-from calibrate.topology import LaunchFlags
 from perfmodel.answer import Forecast, table
 from perfmodel.documents.observation import (
     Observation,

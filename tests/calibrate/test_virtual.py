@@ -16,14 +16,13 @@ from torch import nn
 
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.profile import _rate
-from calibrate.launch import Launch, TorchrunLauncher
+from calibrate.launch import Launch, LaunchFlags, TorchrunLauncher, resolve_topology
 from calibrate.probes import Session, training
 from calibrate.probes.training import host_steps
 from calibrate.random_models import Inputs, Sketch, draw
 from calibrate.replays import event_s, replayed_s, without_events
 from calibrate.summary import typical
 from calibrate.task import CollectiveTask, WorkOrder
-from calibrate.topology import LaunchFlags, resolve_topology
 from calibrate.virtual import SHIPPED, Device, Host, Network, Noise, Truth
 from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu, Work
 from perfmodel.documents import installed_version

@@ -17,8 +17,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from calibrate.run_logs import read_run_rows
-from calibrate.runs import read_runs
+from calibrate.runs import read_run_rows, read_runs
 from calibrate.step_table import read_steps
 from perfmodel.cli.app import app, main
 from perfmodel.documents import unsealed_content

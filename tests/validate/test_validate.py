@@ -11,10 +11,9 @@ import pytest
 
 from calibrate.campaign import PLAN, write_plan
 from calibrate.environment import describe_environment
-from calibrate.launch import Launch
+from calibrate.launch import Launch, LaunchFlags
 from calibrate.processes import usable_cores
 from calibrate.task import WorkOrder, failure_of, setting_of
-from calibrate.topology import LaunchFlags
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError
 from perfmodel.layout import RunSetting

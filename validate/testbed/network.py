@@ -25,7 +25,7 @@ from validate.judging import gate, passed, summarise
 from validate.published.collectives import Point, carried, draws_of, judge_part
 from validate.published.harness import Part
 from validate.testbed import cluster
-from validate.testbed.records import CollectiveKind, CollectiveRun, CollectiveSetting, read_runs
+from validate.testbed.cluster import CollectiveKind, CollectiveRun, CollectiveSetting, read_runs
 
 RUNS: Final = "runs.jsonl"
 VERDICT: Final = "network.json"

@@ -1,20 +1,24 @@
-"""The processes that play a cluster: a fork server that imports torch once, and its ranks.
+"""The processes that play a cluster: a fork server that imports torch once, its ranks, and the links between them.
 
 Started by ``cluster`` in private mount and process namespaces as their first process: when it ends,
 the kernel ends every rank and removes every network namespace. Reads one setting per line from
-standard input, writes what it took, one line each, to standard output.
+standard input, writes what it took, one line each, to standard output. Nodes are network namespaces on a bridge,
+with shaped links, by commands of iproute2.
 """
 
 import contextlib
+import ctypes
 import functools
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -25,8 +29,7 @@ from calibrate.locks import work_folder
 from perfmodel.errors import MeasurementFailed
 from perfmodel.tracing.fork import CrashedError, Fork
 from perfmodel.units import Seconds
-from validate.testbed import links
-from validate.testbed.records import CollectiveSetting
+from validate.testbed.cluster import BURST_BYTES, CollectiveSetting
 
 #: Collectives whose root is done before the others, so that it would begin the next one early.
 _ONE_WAY: Final = frozenset({"broadcast", "send_recv"})
@@ -39,7 +42,21 @@ _WARM_UP_LIMIT_S: Final = 0.3
 _PRIORITY: Final = 10
 #: Ranks may take this long, whatever they do.
 _LIMIT_S: Final = 120.0
-
+SWITCH: Final = "switch"
+#: Name of a node's network interface.
+NODE_DEVICE: Final = "eth0"
+#: Jumbo frames: headers cost 0.7 % instead of 4.6 %.
+MTU_BYTES: Final = 9000
+_QUEUE_BYTES: Final = 4_194_304
+#: Reno is the one algorithm that every kernel allows in a fresh namespace; the other two settings keep
+#: runs from remembering each other and links from forgetting their pace when idle.
+_SYSCTLS: Final = {
+    "tcp_congestion_control": "reno",
+    "tcp_no_metrics_save": "1",
+    "tcp_slow_start_after_idle": "0",
+}
+_CLONE_NEWNET: Final = 0x40000000
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 #: Start and end of every repeat, for every size. [s]
 Found: TypeAlias = list[list[tuple[Seconds, Seconds]]]
@@ -104,7 +121,7 @@ def _act(rank: int, setting: CollectiveSetting, size_bytes: int) -> Callable[[],
 
 def main() -> None:
     """Serve settings until standard input ends."""
-    os.environ |= {"GLOO_SOCKET_IFNAME": links.NODE_DEVICE, "OMP_NUM_THREADS": "1"}
+    os.environ |= {"GLOO_SOCKET_IFNAME": NODE_DEVICE, "OMP_NUM_THREADS": "1"}
     # Run before everything else on the machine, where that is allowed.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
@@ -123,8 +140,8 @@ def _say(reply: dict[str, Any]) -> None:
 
 def serve(setting: CollectiveSetting) -> dict[str, Any]:
     """Wire the links, run all ranks to their end, take everything down; fields of the run."""
-    links.remove()
-    links.build(setting)
+    _remove_links()
+    _build_links(setting)
     try:
         with work_folder("perfmodel-testbed-") as folder:
             started_utc = time.time()
@@ -133,7 +150,7 @@ def serve(setting: CollectiveSetting) -> dict[str, Any]:
                 for rank in range(setting.num_ranks)
             )
     finally:
-        links.remove()
+        _remove_links()
     # From the last start to the last end: earlier ranks only wait.
     durations_s = [
         [
@@ -147,11 +164,76 @@ def serve(setting: CollectiveSetting) -> dict[str, Any]:
 
 def _play(rank: int, setting: CollectiveSetting, store: str) -> Found:
     """The life of one rank."""
-    links.enter_node(rank)
+    _enter_node(rank)
     torch.set_num_threads(1)
     files = FileStore(store, setting.num_ranks)
     dist.init_process_group("gloo", store=files, rank=rank, world_size=setting.num_ranks)
     return collect(rank, setting)
+
+
+def _node(number: int) -> str:
+    return f"node{number}"
+
+
+def ip_batches(num_ranks: int) -> dict[str, list[str]]:
+    """Commands of ``ip -batch`` for each namespace, the switch first."""
+    bridge = [f"link add name br0 mtu {MTU_BYTES} type bridge", "link set br0 up"]
+    batches = {SWITCH: ["link set lo up", *bridge]}
+    for number in range(num_ranks):
+        name = _node(number)
+        peer = f"peer name {NODE_DEVICE} mtu {MTU_BYTES} netns {name}"
+        batches[SWITCH] += [
+            f"link add name {name} mtu {MTU_BYTES} type veth {peer}",
+            f"link set {name} master br0 up",
+        ]
+        batches[name] = [
+            "link set lo up",
+            f"addr add 10.99.0.{number + 1}/24 dev {NODE_DEVICE}",
+            f"link set {NODE_DEVICE} up",
+        ]
+    return batches
+
+
+def shaper(bytes_per_s: float) -> list[str]:
+    """Arguments of ``tc`` in the namespace of each node."""
+    rule = f"rate {round(bytes_per_s * 8)}bit burst {BURST_BYTES} limit {_QUEUE_BYTES}"
+    return f"qdisc add dev {NODE_DEVICE} root tbf {rule}".split()
+
+
+def _build_links(setting: CollectiveSetting) -> None:
+    """Make all namespaces and links."""
+    batches = ip_batches(setting.num_ranks)
+    _command(["ip", "-batch", "-"], [f"netns add {name}" for name in batches])
+    for name, lines in batches.items():
+        _command(["ip", "-n", name, "-batch", "-"], lines)
+        if name != SWITCH:
+            _command(["tc", "-n", name, *shaper(setting.bytes_per_s)], [])
+
+
+def _remove_links() -> None:
+    """Remove all namespaces, and with them the links."""
+    names = [path.name for path in Path("/run/netns").iterdir()]
+    _command(["ip", "-batch", "-"], [f"netns del {name}" for name in names])
+
+
+def _command(command: list[str], lines: list[str]) -> None:
+    done = subprocess.run(
+        command, input="\n".join(lines) + "\n", text=True, capture_output=True, check=False
+    )
+    if done.returncode:
+        text = " ".join(done.stderr.split())
+        raise MeasurementFailed(f"testbed: {' '.join(command)} failed: {text[:300]}")
+
+
+def _enter_node(number: int) -> None:
+    """Move this thread to a node, and set TCP there."""
+    file = os.open(f"/run/netns/{_node(number)}", os.O_RDONLY)
+    if _LIBC.setns(file, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter {_node(number)}")
+    os.close(file)
+    for setting, value in _SYSCTLS.items():
+        # The kernel refuses a wrong value with an error.
+        Path("/proc/sys/net/ipv4", setting).write_text(value, encoding="ascii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

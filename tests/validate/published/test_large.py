@@ -9,8 +9,7 @@ import pytest
 from tests.calibrate.samples import table_of
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 from tests.validate.published.judged import judged, opened
-from validate.published.large import _sizes
-from validate.published.runs import Runs, balanced_stages, mlperf_runs
+from validate.published.large import Runs, _sizes, balanced_stages, mlperf_runs
 
 #: Layers, and the output head in layers: Llama-like 1B and 8B with 131,072 words.
 SHAPES = ((16, 4.0), (32, 131_072 * 4096 / (4 * 4096**2 + 3 * 4096 * 14336)))

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from perfmodel.errors import MeasurementFailed
-from validate.testbed.cluster import Cluster, obstacle, running_server
-from validate.testbed.records import CollectiveSetting
+from validate.testbed.cluster import Cluster, CollectiveSetting, obstacle, running_server
 
 MBIT = 125_000.0
 ROOT = Path(__file__).resolve().parent.parent.parent.parent

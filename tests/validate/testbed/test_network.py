@@ -18,8 +18,8 @@ from perfmodel.cost.messages import MessageLaw
 from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import NotFeasible, UsageError
 from tests.regression.cases import unpacked
-from validate.testbed import cluster, links, network
-from validate.testbed.records import CollectiveRun, CollectiveSetting
+from validate.testbed import cluster, network
+from validate.testbed.cluster import CollectiveRun, CollectiveSetting
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
 LAW = MessageLaw(logs=np.log([[1e-4], [4e-8], [3e-5], [1e-10], [7.0]]))
@@ -176,16 +176,6 @@ def test_a_campaign_is_judged_by_what_was_predicted_and_not_fitted(
     write_plan(tmp_path, content)
     again = run(tmp_path, mbit=100.0, resume=True)
     assert all(series.errors[0].mape > 0.8 for series in again.series)
-
-
-def test_nodes_hang_on_a_switch_and_send_at_their_rate() -> None:
-    assert " ".join(links.shaper(25e6)) == (
-        "qdisc add dev eth0 root tbf rate 200000000bit burst 70000 limit 4194304"
-    )
-    batches = links.ip_batches(2)
-    assert tuple(batches) == ("switch", "node0", "node1")
-    assert any("peer name eth0 mtu 9000 netns node1" in line for line in batches["switch"])
-    assert "addr add 10.99.0.2/24 dev eth0" in batches["node1"]
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

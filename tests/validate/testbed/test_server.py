@@ -1,4 +1,4 @@
-"""Ranks that fail: the first one is named, whatever its end did to the others."""
+"""Links of nodes; ranks that fail: the first one is named, whatever its end did to the others."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from perfmodel.errors import MeasurementFailed
-from validate.testbed.server import Found, together
+from validate.testbed.server import Found, ip_batches, shaper, together
 
 
 def _breaks() -> Found:
@@ -48,3 +48,13 @@ def test_the_rank_that_failed_first_is_named(first: Callable[[], Found], says: s
 def test_what_ranks_found_is_in_their_order() -> None:
     plays = (lambda rank=rank: [[(rank, rank + 1.0)]] for rank in (0.0, 1.0, 2.0))
     assert together(plays) == [[[(rank, rank + 1.0)]] for rank in (0.0, 1.0, 2.0)]
+
+
+def test_nodes_hang_on_a_switch_and_send_at_their_rate() -> None:
+    assert " ".join(shaper(25e6)) == (
+        "qdisc add dev eth0 root tbf rate 200000000bit burst 70000 limit 4194304"
+    )
+    batches = ip_batches(2)
+    assert tuple(batches) == ("switch", "node0", "node1")
+    assert any("peer name eth0 mtu 9000 netns node1" in line for line in batches["switch"])
+    assert "addr add 10.99.0.2/24 dev eth0" in batches["node1"]
