@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeVar
 from unittest.mock import patch
 
@@ -273,20 +274,19 @@ class ReplayedTrainer:
         play(self.gpu, self.items(setting), world_size=setting.world_size, mark=clock.mark)
 
 
+def begun(session: TeamSession, kind: str, size_bytes: int, world_size: int) -> Any:
+    """A collective that was issued; whoever has it can wait for its end."""
+    work = Work(kind="collective", collective=kind, size_bytes=size_bytes, group_size=world_size)
+    end_s = session.gpu.execute(work)
+    return SimpleNamespace(wait=lambda: session.gpu.wait_for(end_s))
+
+
 @contextmanager
 def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
     """Probes replay steps, collectives and products instead of making tensors."""
 
     def build(session: TeamSession, *_: object, **__: object) -> ReplayedTrainer:
         return ReplayedTrainer(gpu=session.gpu, items=items)
-
-    def begun(session: TeamSession, kind: str, size_bytes: int, world_size: int) -> Any:
-        gpu = session.gpu
-        work = Work(
-            kind="collective", collective=kind, size_bytes=size_bytes, group_size=world_size
-        )
-        end_s = gpu.execute(work)
-        return type("Begun", (), {"wait": lambda _: gpu.wait_for(end_s)})()
 
     def begins(
         session: TeamSession, collective: str, *, size_bytes: int, world_size: int

@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from torch import nn
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.profile import _rate
 from calibrate.launch import Launch, LaunchFlags, TorchrunLauncher, resolve_topology
-from calibrate.probes import Session, training
+from calibrate.probes import Session, compute, training
 from calibrate.probes.training import host_steps
 from calibrate.random_models import Inputs, Sketch, draw
 from calibrate.replays import event_s, replayed_s, without_events
 from calibrate.summary import typical
-from calibrate.task import CollectiveTask, WorkOrder
+from calibrate.task import CollectiveTask, OverlapTask, WorkOrder
 from calibrate.virtual import SHIPPED, Device, Host, Network, Noise, Truth
 from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu, Work
 from perfmodel.documents import installed_version
@@ -38,7 +39,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
-from perfmodel.units import MIB
+from perfmodel.units import KIB, MIB
 from perfmodel.workload import Phase
 from tests.benchmarks.virtual import (
     calibrated,
@@ -50,7 +51,7 @@ from tests.benchmarks.virtual import (
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
 from tests.benchmarks.virtual_report import is_named
 from tests.existing import existing
-from tests.virtual_ranks import Team, plain_loop_s, play
+from tests.virtual_ranks import Team, TeamSession, begun, plain_loop_s, play
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRUTH = Truth(
@@ -449,3 +450,79 @@ def test_ranks_of_several_nodes_reduce_over_the_links_between_them(tmp_path: Pat
         assert len(durations_s) == 2
         assert min(map(min, durations_s)) == pytest.approx(true_s, rel=1e-3), (collective, stride)
     assert len(found) == len(tasks)
+
+
+def product(session: TeamSession, width: int) -> Callable[[], object]:
+    work = Work(kind="kernel", flop=2.0 * width**3, size_bytes=3 * 2 * width**2, dtype="bf16")
+    return lambda: session.gpu.execute(work)
+
+
+@pytest.mark.parametrize("name", ["nvlink-node", "balanced", "slow-pcie"])
+def test_what_compute_loses_beside_an_all_reduce_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = Truth.read(name)
+    monkeypatch.setattr(compute, "_product", product)
+    team = Team(truth=truth, size=2)
+    sessions = [TeamSession(team, rank) for rank in range(2)]
+
+    def beside(session: TeamSession, **sizes: int) -> Any:
+        width = session.agree(compute._device_width(session), world_size=2)
+        return product(session, width), lambda: begun(session, "all_reduce", sizes["size_bytes"], 2)
+
+    monkeypatch.setattr(compute, "_beside", beside)
+    task = OverlapTask(name="", round=0, world_size=2, size_bytes=32 * MIB, target_s=0.0)
+    found = team.run(2, lambda rank: compute.measure_overlap(sessions[rank], task))[0]
+    middle = {
+        key: statistics.median(values_s)
+        for key, values_s in found.model_dump().items()
+        if key.endswith("_s")
+    }
+    # Long enough for the host to stay ahead, short enough to be counted; a slow GPU takes longer for the least.
+    assert middle["compute_alone_s"] >= 0.9e-5
+    if name == "nvlink-node":
+        assert middle["compute_alone_s"] < 2.5e-5
+    assert middle["comm_alone_s"] / middle["compute_alone_s"] > 5
+    slowdown = truth.network.compute_slowdown
+    ratio = middle["compute_together_s"] / middle["compute_alone_s"]
+    assert ratio == pytest.approx(slowdown, rel=0.03)
+    assert middle["comm_together_s"] == pytest.approx(middle["comm_alone_s"], rel=0.1)
+
+
+def test_messages_between_gpus_last_many_products() -> None:
+    experiment = Experiment(
+        device_kind="cuda", models=("lenet",), world_sizes=(1, 2), budget=BUDGETS["quick"]
+    )
+    sizes = {
+        task.size_bytes
+        for tasks in experiment.rounds()
+        for task in tasks
+        if isinstance(task, OverlapTask)
+    }
+    assert all(25 * MIB <= size_bytes <= 256 * MIB for size_bytes in sizes)
+    assert sizes
+
+
+def test_a_collective_is_the_mean_of_many_back_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue of them costs one wait for the last rank and no launch; two ranks of unlike hosts agree."""
+    truth = Truth.read("nvlink-node")
+    team = Team(truth=truth, size=2)
+    sessions = [TeamSession(team, rank) for rank in range(2)]
+    num_begun = [0, 0]
+
+    def begins(session: TeamSession, *_: str, **sizes: int) -> Any:
+        def begin() -> Any:
+            num_begun[session.rank] += 1
+            return begun(session, "all_reduce", sizes["size_bytes"], 2)
+
+        return [begin]
+
+    monkeypatch.setattr(compute, "_begins", begins)
+    task = CollectiveTask(
+        name="", round=0, collective="all_reduce", world_size=2, size_bytes=KIB, target_s=0.0
+    )
+    found = team.run(2, lambda rank: compute.measure_collective(sessions[rank], task))
+    true_s = truth.collective_s("all_reduce", KIB, 2)
+    for times_s in found[0].durations_s:
+        assert list(times_s) == [pytest.approx(true_s, rel=0.1)]
+    assert min(num_begun) >= 12

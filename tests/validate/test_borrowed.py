@@ -1,5 +1,7 @@
 """A campaign's stages: each has its time, the next call runs what is left; ``test_virtual`` runs a whole one."""
 
+import io
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.verdicts import CampaignDocument, StageRun
-from perfmodel.errors import EXIT_FAILURE, EXIT_OUT_OF_TOLERANCE, UsageError
+from perfmodel.errors import EXIT_FAILURE, EXIT_OUT_OF_TOLERANCE, InvalidDocument, UsageError
 from tests.fakes import FakeLauncher
-from validate.borrowed import CAMPAIGN, BorrowedRequest, Stage, carry_out, unfinished
+from tests.perfmodel.cli.command import Run, complaint
+from validate.borrowed import (
+    ARCHIVE,
+    CAMPAIGN,
+    BorrowedRequest,
+    Stage,
+    carry_out,
+    pack,
+    unfinished,
+    unpack,
+)
 
 Ended = dict[str, int | None]
 
@@ -84,3 +96,102 @@ def test_other_options_are_refused(
     carried_out(request_)
     with pytest.raises(UsageError, match=r"was begun with models = lenet,resnet18, got mlp"):
         carried_out(replace(request_, models=("mlp",)))
+
+
+# Archives: what is packed comes back, what no campaign packs is refused in one line.
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    folder = tmp_path / "campaign"
+    document = CampaignDocument(version="1", device_kind="cpu", models=("lenet",), num_ranks=1)
+    document.write(folder / CAMPAIGN)
+    (folder / "steps").mkdir()
+    line = '{"task": "a", "round": 0, "kind": "processor", "busy_s": 0.1, "steal_s": 0.0}'
+    (folder / "steps" / "observations.jsonl").write_text(f"{line}\n")
+    (folder / "steps" / "core.dump").write_text("not ours")
+    return folder
+
+
+Member = tuple[str, bytes, bytes]
+
+
+def packed(path: Path, *members: Member) -> Path:
+    """Members by name, content or target, and type."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content, kind in members:
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            if kind == tarfile.SYMTYPE:
+                member.linkname = content.decode()
+            else:
+                member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_what_is_packed_comes_back(campaign: Path, tmp_path: Path) -> None:
+    path, left_out = pack(campaign)
+    assert (path, left_out) == (campaign / ARCHIVE, ())
+    found = unpack(path, tmp_path / "home")
+    assert found == CampaignDocument.read(campaign / CAMPAIGN)
+    files = {str(f.relative_to(tmp_path / "home")) for f in (tmp_path / "home").rglob("*.*")}
+    assert files == {CAMPAIGN, "steps/observations.jsonl"}
+
+
+def test_what_is_too_large_stays_behind(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (campaign / "models" / "in-place").mkdir(parents=True)
+    random = bytes((index * index * 7919) % 251 for index in range(60_000))
+    (campaign / "models" / "in-place" / "observations.jsonl").write_bytes(random)
+    monkeypatch.setattr("validate.borrowed.MOST_PACKED_BYTES", 900)
+    path, left_out = pack(campaign)
+    assert left_out[0] == "models/in-place/observations.jsonl"
+    assert path.stat().st_size <= 900
+
+
+FILE, LINK, HEADER = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.XHDTYPE
+
+
+@pytest.mark.parametrize(
+    ("member", "times", "says"),
+    [
+        *(
+            ((name, b"{}", FILE), 1, "files of a campaign alone")
+            for name in ("../profile.json", "/calibration/profile.json", "a/b/c/d/profile.json")
+        ),
+        (("steps/setup.py", b"{}", FILE), 1, "files of a campaign alone"),
+        (("steps/plan.json", b"/etc/passwd", LINK), 1, "regular file"),
+        (("plan.json", b"1" * 10**6, HEADER), 1, "a header must be short"),
+        (("plan.json", b"12 path=abc\n", HEADER), 3000, "one header a member"),
+        ((CAMPAIGN, b"{}", FILE), 2, "every member once"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_strange_members_are_refused(tmp_path: Path, member: Member, times: int, says: str) -> None:
+    path = packed(tmp_path / "odd.tar.gz", *[member] * times)
+    with pytest.raises(InvalidDocument, match=says):
+        unpack(path, tmp_path / "home")
+    assert not any(tmp_path.rglob("p*.*"))
+
+
+def test_archives_that_are_none_are_one_line(campaign: Path, tmp_path: Path, run: Run) -> None:
+    def said(path: Path) -> str:
+        return complaint(run("validate", "--from", path), 1)
+
+    whole, _ = pack(campaign)
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(whole.read_bytes()[:150])
+    assert "damaged or truncated" in said(cut)
+    assert "No such file" in said(tmp_path / "none.tar.gz")
+    (tmp_path / "text.tar").write_text("no archive\n" * 100)
+    assert "must be a whole archive" in said(tmp_path / "text.tar")
+    assert f"must hold {CAMPAIGN}" in said(packed(tmp_path / "empty.tar.gz"))
+    old = packed(tmp_path / "old.tar.gz", (CAMPAIGN, b'{"schema_version": 0}', FILE))
+    line = said(old)
+    assert f"{old}: {CAMPAIGN}: schema_version of a campaign must be 1, got 0" in line
+    assert "leave it out" in complaint(run("validate", "--from", whole, "--soon"), 2)
+
+
+def test_a_campaign_without_a_profile_says_so(campaign: Path, run: Run) -> None:
+    path, _ = pack(campaign)
+    result = run("validate", "--from", path)
+    assert result.exit_code == 0
+    assert "no profile: nothing to judge" in result.stdout
