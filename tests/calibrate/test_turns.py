@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calibrate import locks
-from calibrate.locks import LOCK_VARIABLE, lock_path, machine_to_itself, work_folder
+from calibrate.locks import LOCK_VARIABLE, machine_to_itself, work_folder
 from perfmodel.errors import MeasurementFailed
 from tests.existing import existing
 from tests.turns import machine_is_held
@@ -93,16 +93,6 @@ def test_a_lock_that_cannot_be_made_is_no_reason_not_to_measure(tmp_path: Path) 
     assert notes.read_text() == "do not lose"
 
 
-def test_the_lock_of_the_machine_can_be_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(LOCK_VARIABLE)
-    assert lock_path().parent == Path(tempfile.gettempdir()) / f"perfmodel-{os.getuid()}"
-    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
-    with machine_to_itself(pytest.fail):
-        assert machine_is_held(tmp_path / "lock")
-
-
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files in which anybody may write; the lock of the machine lies there."""
@@ -110,6 +100,18 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
+
+
+def test_the_lock_lies_in_a_private_folder_unless_it_is_named(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = shared / "lock"
+    with machine_to_itself(pytest.fail):
+        assert machine_is_held()
+    assert (shared / f"perfmodel-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv(LOCK_VARIABLE, str(named))
+    with machine_to_itself(pytest.fail):
+        assert machine_is_held(named)
 
 
 def test_a_link_in_place_of_the_lock_wipes_no_file(shared: Path) -> None:
@@ -135,12 +137,6 @@ def test_a_folder_that_another_user_made_is_not_used(shared: Path) -> None:
     folder.chmod(0o777)
     assert "another user may have made it" in said_without_a_lock()
     assert [*elsewhere.iterdir(), *folder.iterdir()] == []
-
-
-def test_the_own_folder_is_private(shared: Path) -> None:
-    with machine_to_itself(pytest.fail):
-        assert machine_is_held()
-    assert (shared / f"perfmodel-{os.getuid()}").stat().st_mode & 0o777 == 0o700
 
 
 def test_nobody_holds_the_machine_for_ever(tmp_path: Path) -> None:

@@ -54,20 +54,15 @@ def placement_rows() -> list[dict[str, object]]:
     ]
 
 
-def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
-    series, skipped, rows = judged(tmp_path, "collectives", ring_rows())
+def test_a_textbook_ring_is_recovered_and_counts_in_names_do_not_split_a_system(
+    tmp_path: Path,
+) -> None:
+    (series,), skipped, counted = judged(tmp_path, "collectives", ring_rows())
     assert skipped == []
-    assert rows.num_judged == len(ring_rows())
-    names = {entry.name for entry in series}
-    assert "s: box: all_reduce" in names
-
-
-def test_a_textbook_ring_is_recovered(tmp_path: Path) -> None:
-    rows = [row | {"hardware": "box"} for row in ring_rows()]
-    (series,), _, _ = judged(tmp_path, "collectives", rows)
-    ours, _ = series.errors
+    assert counted.num_judged == len(ring_rows())
+    assert series.name == "s: box: all_reduce"
     assert (series.fitted, series.predicted) == ("ranks 2, 4", "ranks 8")
-    assert ours.mape < 0.05
+    assert series.errors[0].mape < 0.05
 
 
 def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> None:
