@@ -84,7 +84,6 @@ def measure(
     *,
     resume: bool,
     on_progress: Callable[[Progress], None],
-    stall_timeout_s: Seconds = STALL_TIMEOUT_S,
 ) -> Path:
     """Run what is not done yet; return the file of observations.
 
@@ -118,7 +117,7 @@ def measure(
                     arguments=(str(_write_order(campaign, index, pending, output)),),
                     topology=here.topology,
                     conditions=here.conditions,
-                    stall_timeout_s=stall_timeout_s,
+                    stall_timeout_s=STALL_TIMEOUT_S,
                     on_line=ranks.hear,
                     last_progress=ranks.last_progress,
                 )

@@ -108,11 +108,11 @@ def has_driver(root: Path = Path("/")) -> bool:
     if shutil.which("nvidia-smi") is None or nvidia_smi("--query-gpu=index") is not None:
         return False
     bus = (root / "sys/bus/pci/devices").glob("*")
-    return any(_text(slot / "vendor") == "0x10de" and _is_display(slot) for slot in bus)
-
-
-def _is_display(slot: Path) -> bool:
-    return _text(slot / "class").startswith("0x03")
+    # NVIDIA, and of the class of displays.
+    return any(
+        _text(slot / "vendor") == "0x10de" and _text(slot / "class").startswith("0x03")
+        for slot in bus
+    )
 
 
 def _text(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
+from perfmodel.documents.observation import PHASES, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import CurvePoint, Repeatability, SingleStep
 from perfmodel.statistics import FloatArray
@@ -100,8 +100,12 @@ def repetition(observation: StepObservation) -> Repetition:
     ranks = observation.ranks
     per_phase = {"optimizer": 1} | dict.fromkeys(PHASES[:-1], observation.setting.accumulation)
     step_s, streams = max(typical(rank.step_s) for rank in ranks), observation.device_streams
-    device_s = step_s if streams is None else _dense_s(streams)
-    input_s = typical(streams.dense_input_s) if streams and streams.dense_input_s else 0.0
+    device_s, input_s = step_s, 0.0
+    if streams is not None:
+        # Without gaps that the host leaves.
+        dense = (streams.dense_forward_s, streams.dense_backward_s, streams.dense_optimizer_s)
+        device_s = sum(map(undisturbed, dense))
+        input_s = typical(streams.dense_input_s) if streams.dense_input_s else 0.0
     return Repetition(
         setting=observation.setting,
         round=observation.round,
@@ -118,12 +122,6 @@ def repetition(observation: StepObservation) -> Repetition:
             float(ratio) for rank in ranks for ratio in np.array(rank.step_s) / typical(rank.step_s)
         ),
     )
-
-
-def _dense_s(streams: DeviceStreams) -> Seconds:
-    """A step without gaps that the host leaves. [s]"""
-    dense = (streams.dense_forward_s, streams.dense_backward_s, streams.dense_optimizer_s)
-    return sum(map(undisturbed, dense))
 
 
 def streams_s(observation: StepObservation) -> dict[str, Seconds]:
