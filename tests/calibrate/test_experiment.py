@@ -18,6 +18,7 @@ from calibrate.task import (
     Task,
     num_ranks,
 )
+from perfmodel.units import MIB
 
 
 def an_experiment(
@@ -119,6 +120,12 @@ def test_one_rank_of_each_node_is_measured_beside_full_nodes() -> None:
             assert num_ranks(task) <= 13 or task.stride == 1
     assert set(groups) == {(2, 1), (4, 1), (8, 1), (16, 1), (2, 4), (4, 4)}
     assert groups[2, 4] == groups[4, 4] == groups[4, 1]
+
+
+def test_messages_between_gpus_last_many_products() -> None:
+    tasks = tasks_of(an_experiment(kind="cuda"))
+    sizes = [task.size_bytes for task in tasks if isinstance(task, OverlapTask)]
+    assert 25 * MIB <= min(sizes) <= max(sizes) <= 256 * MIB
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

@@ -23,7 +23,6 @@ from validate.judging import (
     calibrated_settings,
     campaign_seed,
     compared,
-    fewest_covered,
     fraction,
     holdout_settings,
     launches,
@@ -130,13 +129,6 @@ def test_ranks_start_again_for_every_repetition_but_of_the_quick_budget(
     started = launches(planned, request)
     assert len(started) == starts
     assert [task for tasks in started for task in tasks] == [*planned[0], *planned[1]]
-
-
-@pytest.mark.parametrize(("settings", "fewest"), [(8, 6), (1, 0), (100, 85)])
-def test_honest_intervals_miss_the_gate_on_coverage_once_in_twenty(
-    settings: int, fewest: int
-) -> None:
-    assert fewest_covered(settings) == fewest
 
 
 def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_path: Path) -> None:

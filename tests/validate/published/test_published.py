@@ -189,11 +189,6 @@ def test_every_table_that_was_judged_is_named_by_its_content(tmp_path: Path) -> 
     assert found.skipped == (f"memory: {tmp_path / 'memory.csv'} is missing",)
 
 
-def test_a_log_that_rises_has_no_scatter() -> None:
-    rows = [Point(2.0**k, n, 1, 1e-5 * n * (1 + 2.0**k / 1e4)) for k in range(20) for n in (2, 4)]
-    assert log_scatter(rows) == pytest.approx(0.0, abs=1e-12)
-
-
 def test_a_pair_that_falls_by_a_factor_lies_half_of_it_on_either_side() -> None:
     """Of 4 timings two trade places by a factor of 4: log 2 for each of them, mean over all four."""
     rows = [
