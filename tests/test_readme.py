@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import gpu_report, virtual_report
-from tests.benchmarks.record import ACCURACY, RECORDS, campaigns, table
-from tests.benchmarks.virtual_report import ROOT
+from tests.benchmarks.record import ACCURACY, campaigns, table
+from tests.benchmarks.virtual_report import RECORDS, ROOT
 
 
 def page(name: str) -> str:
@@ -62,7 +62,7 @@ def test_the_table_of_real_gpus_is_that_of_their_records() -> None:
     text = gpu_report.PAGE.read_text(encoding="utf-8")
     assert gpu_report.written(text) == text
     for gpu, name in product(gpu_report.GPUS, ("steps", "models-measured", "models-curves")):
-        content = (gpu_report.RECORDS / gpu / f"{name}.json").read_bytes()
+        content = (RECORDS / gpu / f"{name}.json").read_bytes()
         summary = json.loads(content)["summary"]
         found, median, _ = gpu_report.verdict(gpu, name)
         assert [found.mape, median, abs(found.worst)] == pytest.approx(

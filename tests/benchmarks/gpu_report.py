@@ -5,7 +5,6 @@ records. With ``--machines`` it fits the raw times again, by the laws of today, 
 """
 
 import json
-import lzma
 import math
 import shutil
 import statistics
@@ -21,10 +20,10 @@ from calibrate.calibrate import refit
 from calibrate.campaign import OBSERVATIONS, PLAN
 from perfmodel.documents.profile import CALIBRATED, ProfileDocument
 from perfmodel.report import percent
-from tests.benchmarks.virtual_report import ROOT, Figure, Gate, figure, with_table
+from tests.benchmarks.virtual_report import RECORDS, ROOT, Figure, Gate, figure, with_table
+from tests.regression.cases import unpacked
 
 PAGE: Final = ROOT / "docs" / "real-gpus.md"
-RECORDS: Final = ROOT / "docs" / "records"
 #: By folder of the records and name of the machine that ships; the first was judged first.
 GPUS: Final = {"h200": "H200", "h100": "H100"}
 #: Standard deviation of the logarithm of what a host takes to issue an empty operator: three took 6.5, 8.1 and 10.6 us.
@@ -74,8 +73,7 @@ def fitted(gpu: str) -> ProfileDocument:
     with TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(RECORDS / gpu / PLAN, folder)
-        raw = lzma.decompress((RECORDS / gpu / "calibration.jsonl.xz").read_bytes())
-        (folder / OBSERVATIONS).write_bytes(raw)
+        unpacked(RECORDS / gpu / "calibration.jsonl", folder / OBSERVATIONS)
         found = refit(folder)
     host = found.machine.host
     assert host is not None

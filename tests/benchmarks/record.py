@@ -23,9 +23,8 @@ from perfmodel.documents.verdicts import (
 from perfmodel.report import percent
 from perfmodel.report.figures import figure_bytes, speedup_figure
 from tests.benchmarks.seal import seal
-from tests.benchmarks.virtual_report import ROOT, with_table
+from tests.benchmarks.virtual_report import RECORDS, ROOT, with_table
 
-RECORDS: Final = ROOT / "docs" / "records"
 OTHERS: Final = RECORDS / "others"
 ACCURACY: Final = ROOT / "docs" / "accuracy.md"
 PICTURE: Final = ROOT / "docs" / "speedup.svg"

@@ -16,7 +16,8 @@ import numpy as np
 from perfmodel.report import percent
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-RECORD: Final = ROOT / "docs" / "records" / "virtual" / "verdict.json"
+RECORDS: Final = ROOT / "docs" / "records"
+RECORD: Final = RECORDS / "virtual" / "verdict.json"
 PAGE: Final = ROOT / "docs" / "virtual-gpus.md"
 #: Devices that a cluster file of one calibrated GPU promises.
 OF_CLUSTER: Final = (8, 64)
