@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perfmodel.documents.observation import PeakMemory
-from perfmodel.tracing.cuda_casts import HALVES
+from perfmodel.tracing.cuda import HALVES
 from perfmodel.units import KIB, Bytes, Seconds
 from perfmodel.workload.memory import blas_workspace_bytes
 

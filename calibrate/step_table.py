@@ -230,7 +230,7 @@ def _seconds(where: str, text: str) -> Seconds:
 
 def trace_setting(setting: Setting) -> TracedStep:
     """The step of a setting as CUDA runs it."""
-    from perfmodel.tracing.cuda_casts import AsOnCuda  # noqa: PLC0415 - imports torch
+    from perfmodel.tracing.cuda import AsOnCuda  # noqa: PLC0415 - imports torch
     from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
     from perfmodel.tracing.sources import find_source  # noqa: PLC0415
     from perfmodel.tracing.trace import trace_once  # noqa: PLC0415
@@ -317,7 +317,7 @@ def _with_work(row: TableRow, work: StepWork) -> StepRow:
 
 def import_models() -> None:
     """Import what traces need, before there are copies of this process that would each do so."""
-    import perfmodel.tracing.cuda_casts  # noqa: PLC0415 - imports torch
+    import perfmodel.tracing.cuda  # noqa: PLC0415 - imports torch
     import perfmodel.tracing.sources  # noqa: PLC0415
     import perfmodel.tracing.trace  # noqa: F401, PLC0415
 

@@ -15,8 +15,8 @@ from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
 from perfmodel.files import read_json, read_text
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step import collector_paused
+from perfmodel.tracing import without_compiler
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
-from perfmodel.tracing.imports import without_compiler
 from perfmodel.workload import is_model
 from perfmodel.workload.step import USUAL_METHOD, StepMethod
 from perfmodel.workload.transformer import (
@@ -170,7 +170,7 @@ def traced_document(  # noqa: PLR0913 - one parameter per part of a step
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
-        from perfmodel.tracing.cuda_casts import AsOnCuda  # noqa: PLC0415
+        from perfmodel.tracing.cuda import AsOnCuda  # noqa: PLC0415
         from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
         from perfmodel.tracing.sources import find_source  # noqa: PLC0415
         from perfmodel.tracing.trace import trace_model  # noqa: PLC0415

@@ -25,7 +25,7 @@ from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.replay import Passes, without_denormals
 from calibrate.task import LayersTask
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
-from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.cuda import AsOnCuda
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.step import without_content
 from perfmodel.units import GIB, MIB, Bytes, Seconds

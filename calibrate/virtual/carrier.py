@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from calibrate.virtual.gpu import VirtualGpu, Work
-from perfmodel.tracing.cuda_casts import HALVES
+from perfmodel.tracing.cuda import HALVES
 from perfmodel.units import Bytes, Seconds
 
 NAME: Final = "vgpu"

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from calibrate.device import HOLD_S, Device
 from calibrate.virtual import Truth
 from perfmodel.documents.observation import PeakMemory
-from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.cuda import AsOnCuda
 from perfmodel.units import MIB, Bytes, Seconds
 
 COMPUTE: Final = "compute"

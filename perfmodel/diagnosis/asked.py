@@ -16,7 +16,18 @@ from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.memory import Verdict, verdict
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters
 from perfmodel.cost.rescaling import device_sheet
-from perfmodel.diagnosis.cases import LEVELS, Case, observation_of, run_of, unsaid
+from perfmodel.diagnosis.cases import (
+    LEVELS,
+    CalibratedModel,
+    Case,
+    LargeModel,
+    RooflineModel,
+    Run,
+    Trained,
+    observation_of,
+    run_of,
+    unsaid,
+)
 from perfmodel.diagnosis.causes import ALLOCATED, BETWEEN, CLOCK, SIZE, Measurement
 from perfmodel.diagnosis.odds import (
     Diagnosis,
@@ -26,7 +37,6 @@ from perfmodel.diagnosis.odds import (
     usual_network,
 )
 from perfmodel.diagnosis.odds import diagnose as use_case
-from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, RooflineModel, Run, Trained
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import (
     PCIE_BYTES_PER_S,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.cost.parameters import FittedParameters
-from perfmodel.diagnosis.trained import NUM_DRAWS, Run, Trained
+from perfmodel.diagnosis.cases import NUM_DRAWS, Run, Trained
 from perfmodel.statistics import FloatArray
 
 #: Memory from which on an allocator frees and asks again.

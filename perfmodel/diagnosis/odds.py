@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters, medians, step_time_priors
+from perfmodel.diagnosis.cases import NUM_DRAWS, Observation, Run, Trained
 from perfmodel.diagnosis.causes import (
     CAUSES,
     MEASUREMENTS,
@@ -34,7 +35,6 @@ from perfmodel.diagnosis.causes import (
     step_s,
     with_second_cause,
 )
-from perfmodel.diagnosis.trained import NUM_DRAWS, Run, Trained
 from perfmodel.machine import UNKNOWN_NETWORK
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import BytesPerSecond, Seconds
@@ -59,18 +59,6 @@ UNKNOWN: Final = "something else"
 _UNKNOWN_PRIOR: Final = 0.02
 #: Prior of causes that shorten no step, where one is faster than any device computes.
 _IMPOSSIBLE: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A logged number as the time of an optimizer step."""
-
-    text: str
-    run: Run
-    step_s: Seconds | None
-    """None: nothing was logged, only what is expected is wanted. [s]"""
-    is_possible: bool = True
-    """False: faster than any device computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from perfmodel.diagnosis.asked import Diagnosed
-from perfmodel.diagnosis.cases import logged_as
+from perfmodel.diagnosis.cases import Run, logged_as
 from perfmodel.diagnosis.causes import SLOW_NETWORK
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
-from perfmodel.diagnosis.trained import Run
 from perfmodel.documents.observed import Unit
 from perfmodel.layout import Recompute
 from perfmodel.network_check import Band, NetworkCheck, Verdict, worst

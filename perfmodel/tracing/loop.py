@@ -17,7 +17,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from perfmodel.errors import UsageError
-from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.cuda import AsOnCuda
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.sources import batch_rows, resized_batch, scalar_loss
 from perfmodel.tracing.step import hollow

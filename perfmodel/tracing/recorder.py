@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from perfmodel.errors import UntraceableModel
-from perfmodel.tracing import recurrent
+from perfmodel.tracing.cuda import CUDNN_RULES
 from perfmodel.tracing.liveness import LiveStorages
 from perfmodel.units import MIB, Bytes
 from perfmodel.workload import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
@@ -521,7 +521,7 @@ def _batch_norm_backward(
 _BY_RULE: Final[dict[OpOverload, Callable[..., Any]]] = {
     _BATCH_NORM: _batch_norm,
     _BATCH_NORM_BACKWARD: _batch_norm_backward,
-    **recurrent.RULES,
+    **CUDNN_RULES,
 }
 
 

@@ -24,10 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from perfmodel.errors import PerfModelError, UntraceableModel, described
 from perfmodel.statistics import IntArray
-from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
+from perfmodel.tracing.cuda import HALVES, AsCudnn, AsOnCuda, flatten_weights
 from perfmodel.tracing.liveness import LiveStorages, apply_checkpointing
 from perfmodel.tracing.recorder import ModulePaths, Recorder
-from perfmodel.tracing.recurrent import AsCudnn, flatten_weights
 from perfmodel.tracing.source import Batch, ModelSource, make_optimizer
 from perfmodel.units import Bytes
 from perfmodel.workload import Call, Operator, Phase, base_name

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing import recorder
-from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.cuda import AsOnCuda
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.sources import find_source

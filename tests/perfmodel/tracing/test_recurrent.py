@@ -9,9 +9,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence
 
-from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.cuda import AsCudnn, AsOnCuda, flatten_weights
 from perfmodel.tracing.recorder import ModulePaths, Recorder
-from perfmodel.tracing.recurrent import AsCudnn, flatten_weights
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import trace_model

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from perfmodel.tracing import trace
-from perfmodel.tracing.depth import DEPTHS, LEAST_DEPTH, IrregularLayersError, deepened
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import (
@@ -24,7 +23,14 @@ from perfmodel.tracing.step import (
     record_step,
     without_content,
 )
-from perfmodel.tracing.trace import TracedModel, trace_model
+from perfmodel.tracing.trace import (
+    DEPTHS,
+    LEAST_DEPTH,
+    IrregularLayersError,
+    TracedModel,
+    deepened,
+    trace_model,
+)
 from perfmodel.workload import Phase
 from perfmodel.workload.step import DEFAULT, StepMethod
 from tests.perfmodel.tracing.configs import CONFIGS, llama_config
