@@ -26,8 +26,7 @@ from perfmodel.api.decisions import (
 )
 from perfmodel.documents import unsealed
 from perfmodel.engine.job import FailureCause, Job
-from perfmodel.plan.cost import compare_costs
-from perfmodel.plan.goodput import goodput
+from perfmodel.plan.goodput import compare_costs, goodput
 from perfmodel.plan.profile_diff import compare_profiles
 
 __all__ = (

@@ -31,12 +31,17 @@ from perfmodel.layout_search import plan_parallelism as ranked_layouts
 from perfmodel.machine import DEVICES_PER_NODE, Cluster, InferredMachine
 from perfmodel.machine.measured import MeasuredCollective, MeasuredMachine
 from perfmodel.models import is_model_config, read_model
+from perfmodel.plan.acceptance import (
+    BoughtJob,
+    goodput_promises,
+    job_promises,
+    machine_promises,
+    terms_of,
+)
 from perfmodel.plan.acceptance import judge as judged
-from perfmodel.plan.acceptance import terms_of
 from perfmodel.plan.delivered import Delivery, JobRun
 from perfmodel.plan.machines import read_sources
 from perfmodel.plan.options import plan_options as ranked_options
-from perfmodel.plan.promises import BoughtJob, goodput_promises, job_promises, machine_promises
 from perfmodel.units import GIB, Bytes, Seconds, parse_duration
 from perfmodel.workload.transformer import TRANSFORMERS
 

@@ -145,7 +145,7 @@ def cost(
     today: opt.Today = None,
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
-    from perfmodel.plan.cost import compare_costs
+    from perfmodel.plan.goodput import compare_costs
 
     show_answer(compare_costs(budget_file, today=today))
 

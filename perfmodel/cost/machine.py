@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
-from perfmodel.cost.accumulation import KERNEL_ERROR, additions, calls_of_additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.network import KINDS, Network, groups
-from perfmodel.cost.phases import contention, phases_at, phases_under
+from perfmodel.cost.phases import (
+    KERNEL_ERROR,
+    additions,
+    calls_of_additions,
+    contention,
+    divided_program,
+    phases_at,
+    phases_under,
+)
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine import Evidence
@@ -112,9 +119,6 @@ def step_program(
     """The step of a layout."""
     if layout.is_ddp:
         return compile_step(workload.workload, layout, asynchronous=machine.asynchronous)
-    # Operators and their division double the start of a prediction that needs neither.
-    from perfmodel.cost.shares import divided_program  # noqa: PLC0415
-
     phases = phases_under(machine, workload, layout)
     backward = CurveDraws.sample(phases.backward, num_draws=1, rng=np.random.default_rng(SEED))
     backward_s = float(backward.read(layout.micro_batch)[0])

@@ -27,7 +27,7 @@ from perfmodel.cost.collectives import (
     start_s,
     switched_bytes,
 )
-from perfmodel.cost.group_cost import GroupCost
+from perfmodel.cost.group_cost import GroupCost, MessageCost
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout
 from perfmodel.machine import NODE, Evidence, Machine, Tier
@@ -67,10 +67,8 @@ def sampled_cost(
 ) -> GroupCost:
     """By the law of the library: its ranks move the bytes themselves, or have links of their own."""
     if library_of(library).by_processors:
-        from perfmodel.cost.messages import MessageCost  # noqa: PLC0415 - one of the two is needed
-
         return MessageCost.sample(groups, library=library, num_draws=num_draws, rng=rng)
-    from perfmodel.cost.link_law import LinkCost  # noqa: PLC0415 - as above
+    from perfmodel.cost.link_law import LinkCost  # noqa: PLC0415 - seldom needed
 
     return LinkCost.sample(groups, library=library, num_draws=num_draws, rng=rng, others=others)
 

@@ -21,6 +21,7 @@ from perfmodel.diagnosis.cases import (
     CalibratedModel,
     Case,
     LargeModel,
+    Observation,
     RooflineModel,
     Run,
     Trained,
@@ -31,7 +32,6 @@ from perfmodel.diagnosis.cases import (
 from perfmodel.diagnosis.causes import ALLOCATED, BETWEEN, CLOCK, SIZE, Measurement
 from perfmodel.diagnosis.odds import (
     Diagnosis,
-    Observation,
     draw_terms,
     enough_network,
     usual_network,

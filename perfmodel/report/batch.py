@@ -11,8 +11,7 @@ from perfmodel.documents.acceptance import (
     Verdict,
 )
 from perfmodel.documents.budget import BatchDocument
-from perfmodel.plan.acceptance import LOSS, power
-from perfmodel.plan.promises import LARGE_BYTES
+from perfmodel.plan.acceptance import LARGE_BYTES, LOSS, power
 from perfmodel.report import Table, caveat_lines, count_interval, number, one_line, percent, table
 from perfmodel.units import format_bytes, format_duration, format_rate
 

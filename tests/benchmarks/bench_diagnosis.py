@@ -13,8 +13,8 @@ import numpy as np
 
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.cost.rescaling import device_sheet
-from perfmodel.diagnosis.cases import LargeModel, Run
-from perfmodel.diagnosis.odds import Diagnosis, Observation, diagnose, draw_terms
+from perfmodel.diagnosis.cases import LargeModel, Observation, Run
+from perfmodel.diagnosis.odds import Diagnosis, diagnose, draw_terms
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.layout import Layout
 from perfmodel.report.diagnosis import judgement

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import deviates
-from perfmodel.cost.group_cost import Law, joined
-from perfmodel.cost.messages import MessageCost
+from perfmodel.cost.group_cost import Law, MessageCost, joined
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.statistics import FloatArray
 

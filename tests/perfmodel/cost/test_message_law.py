@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import CurveDraws, Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, work
-from perfmodel.cost.messages import NUM_PARAMETERS, MessageCost, MessageLaw
+from perfmodel.cost.group_cost import NUM_PARAMETERS, MessageCost, MessageLaw
 from perfmodel.machine.measured import CurvePoint
 from tests.perfmodel.profiles import timed_group
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Terms
-from perfmodel.cost.accumulation import additions, calls_of_additions
 from perfmodel.cost.machine import CostModel, model_form, step_program
 from perfmodel.cost.network import KINDS, groups
+from perfmodel.cost.phases import additions, calls_of_additions
 from perfmodel.cost.traced import issued
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Evidence

@@ -27,10 +27,17 @@ from perfmodel.errors import (
 )
 from perfmodel.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
-from perfmodel.plan.acceptance import LOSS, STRONG, judge, power, probability_kept, strong_error
+from perfmodel.plan.acceptance import (
+    CALIBRATE,
+    LOSS,
+    STRONG,
+    judge,
+    power,
+    probability_kept,
+    strong_error,
+)
 from perfmodel.plan.delivered import RUNS, Delivery, JobRun, Quantity, quantity, rank_ratios
 from perfmodel.plan.goodput import goodput
-from perfmodel.plan.promises import CALIBRATE
 from tests.examples import ROOT
 from tests.existing import existing
 from tests.perfmodel.cli.command import Run, complaint

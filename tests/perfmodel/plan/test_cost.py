@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.documents.budget import Budget, YearlyCost, read_budget
-from perfmodel.plan.cost import buying_pays, compare_costs
+from perfmodel.plan.goodput import buying_pays, compare_costs
 from tests.perfmodel.plan.budgets import TODAY, written
 
 

@@ -14,7 +14,7 @@ import pytest
 from calibrate.campaign import Progress, write_plan
 from calibrate.locks import lock_path
 from perfmodel.cost.collectives import message_bytes, num_messages, work
-from perfmodel.cost.messages import MessageLaw
+from perfmodel.cost.group_cost import MessageLaw
 from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import NotFeasible, UsageError
 from tests.regression.cases import unpacked
