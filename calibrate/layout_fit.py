@@ -17,11 +17,11 @@ from scipy import linalg
 from scipy.optimize import least_squares, minimize
 from scipy.special import expit
 
-from perfmodel.cost.jobs import USUAL, Column, Jobs
-from perfmodel.cost.layout_memory import LayoutMemory, rank_parts
-from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.parameters import (
+from perfmodel.cost.jobs import (
+    USUAL,
+    Column,
     Discrepancy,
+    Jobs,
     Prior,
     condition,
     covariance,
@@ -31,6 +31,8 @@ from perfmodel.cost.parameters import (
     stall_probability,
     stall_time_s,
 )
+from perfmodel.cost.layout_memory import LayoutMemory, rank_parts
+from perfmodel.cost.layout_time import step_time_s
 from perfmodel.errors import NotFeasible
 from perfmodel.machine import (
     UNKNOWN_NETWORK,

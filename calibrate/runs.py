@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from calibrate.layout_fit import MINIMUM_RUNS, infer, infer_memory, peaks_of
-from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Column, Jobs, jobs_from_rows, model_columns
+from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Column, DeviceSheet, Jobs, jobs_from_rows, model_columns, step_time_priors
 from perfmodel.cost.layout_memory import tensor_bytes
-from perfmodel.cost.parameters import DeviceSheet, step_time_priors
 from perfmodel.cost.rescaling import device_sheet, precision_ratio
 from perfmodel.documents import Provenance
 from perfmodel.documents.profile import InferredDocument, RunColumns, read_run_columns

@@ -8,17 +8,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns
-from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
-from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
-from perfmodel.cost.parameters import (
+from perfmodel.cost.jobs import (
     SHEETS,
+    Column,
     DeviceSheet,
     Discrepancy,
+    Jobs,
     condition,
+    jobs_from_columns,
     stall_probability,
     stall_time_s,
 )
+from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
+from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
 from perfmodel.documents.hardware import LINK_SHARE
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import MOST_DEVICES

@@ -1,4 +1,9 @@
-"""Training jobs as columns: one row per (transformer, layout, machine), for vectorised costs."""
+"""Training jobs as columns, and the parameters that are fitted to their step times.
+
+A job is a row (transformer, layout, machine), so that costs are vectorised. A parameter is positive and known before
+any run within a factor: its prior is log-normal. Data sheets give the scale; the runs move it as far as they can.
+Deviations of the runs from the formula carry over to other jobs by a Gaussian process.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +13,10 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfmodel.errors import check_positive
 from perfmodel.layout import Layout, Precision, Recompute, Schedule
+from perfmodel.machine import DeviationSpreads
+from perfmodel.statistics import FloatArray
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     Transformer,
@@ -264,3 +272,245 @@ def jobs_from_columns(columns: Mapping[str, ArrayLike]) -> Jobs:
     values = [np.asarray(given[field.name], dtype=np.float64) for field in fields(Jobs)]
     spread = np.broadcast_arrays(*values)
     return Jobs(**{field.name: array for field, array in zip(fields(Jobs), spread, strict=True)})
+
+
+FittedParameters: TypeAlias = Mapping[str, float | NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSheet:
+    """Data-sheet values of a device and its links; they only centre the priors."""
+
+    name: str
+    matmul_flop_per_s: float
+    """Dense peak in the precision of the runs."""
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    """Bus bandwidth of a collective inside the node."""
+    node_bytes_per_s: float
+    """Network bandwidth of one device's share of the node's adapters."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[1:]:
+            check_positive(field.name, getattr(self, field.name))
+
+
+#: Dense bf16/fp16 peak (fp32 for those without) and memory bandwidth of the vendors' data sheets;
+#: measured all-reduce bus bandwidth in the node, and 200 or 400 Gb/s per device between nodes.
+SHEETS: Final[Mapping[str, DeviceSheet]] = MappingProxyType(
+    {
+        name: DeviceSheet(
+            name=name,
+            matmul_flop_per_s=matmul,
+            memory_bytes_per_s=memory,
+            link_bytes_per_s=link,
+            node_bytes_per_s=node,
+        )
+        for name, matmul, memory, link, node in (
+            ("A100", 312e12, 2.0e12, 235e9, 25e9),
+            ("H100", 989e12, 3.35e12, 350e9, 50e9),
+            ("V100", 125e12, 0.9e12, 130e9, 12.5e9),
+            ("B200", 2250e12, 8.0e12, 682e9, 50e9),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed of one parameter before any run."""
+
+    median: float
+    log_sigma: float
+    """Standard deviation of its natural logarithm."""
+    meaning: str
+
+
+def priors_of(*rows: tuple[str, float, float, str]) -> dict[str, Prior]:
+    """Priors by name from rows of name, median, standard deviation of the logarithm, meaning."""
+    return {
+        name: Prior(median=median, log_sigma=log_sigma, meaning=meaning)
+        for name, median, log_sigma, meaning in rows
+    }
+
+
+def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
+    """Priors of the fitted parameters of ``step_parts``, in the order in which they are fitted."""
+    flop_per_s, link, node = sheet.matmul_flop_per_s, sheet.link_bytes_per_s, sheet.node_bytes_per_s
+    return priors_of(
+        ("matmul_flop_per_s", 0.7 * flop_per_s, 0.3, "matrix products of unlimited size, one device"),
+        ("half_tokens", 150.0, 1.0, "tokens at which products run at half speed"),
+        ("half_width", 100.0, 1.0, "hidden / tp at which products run at half speed"),
+        ("attention_cost", 1.0, 0.5, "fused attention: time over that of its FLOP"),
+        ("memory_bytes_per_s", 0.7 * sheet.memory_bytes_per_s, 0.5, "norms, activations, residuals, optimizer"),
+        ("backward_ratio", 2.0, 0.1, "backward over forward pass of a layer"),
+        ("head_cost", 1.0, 0.1, "output head: time over its FLOP's"),
+        ("layer_host_s", 300e-6, 1.0, "host time to issue one layer's forward pass"),
+        ("tensor_host_share", 0.5, 1.0, "more host time per layer with tensor parallelism"),
+        ("micro_step_s", 2e-3, 1.0, "fixed time per micro-batch and stage"),
+        ("step_s", 10e-3, 1.5, "fixed time per step"),
+        ("optimizer_bytes", 30.0, 0.5, "memory traffic per updated parameter"),
+        ("tensor_latency_s", 20e-6, 1.0, "one tensor-parallel collective, per doubling"),
+        ("tensor_bytes_per_s", 0.8 * link, 0.5, "bus bandwidth inside a node"),
+        ("tensor_node_s", 200e-6, 1.0, "tensor parallelism across nodes: per layer and rank beyond the node"),
+        ("crowded_s", 300e-6, 2.0, "tensor parallelism beside a pipeline across nodes: per layer and rank"),
+        ("node_bytes_per_s", 0.7 * node, 0.5, "network bandwidth per device between nodes"),
+        ("p2p_latency_s", 100e-6, 1.0, "one point-to-point send between pipeline stages"),
+        ("data_bytes_per_s", 0.7 * link, 0.5, "bus bandwidth of gradients inside a node"),
+        ("data_latency_s", 10e-6, 1.0, "gradients of a layer: one message of a ring"),
+        ("overlap", 1.5, 0.5, "hiding of gradients: 1 none, large perfect"),
+        ("overlap_sharded", 1.5, 0.5, "hiding of gradients with a sharded optimizer (ZeRO-1, 2)"),
+        ("straggler_share", 0.01, 1.0, "slower per doubling of the nodes"),
+    )  # fmt: skip
+
+
+def medians(priors: Mapping[str, Prior]) -> dict[str, float]:
+    """The fitted parameters before any run."""
+    return {name: prior.median for name, prior in priors.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Discrepancy:
+    """Deviations known at the runs, and how they carry over to other jobs: a Gaussian process.
+
+    mean(job)     = k(job, runs) K^-1 deviations,         K = k(runs, runs) + diag(noise^2 / trust)
+    variance(job) = k(job, job) + noise^2 - k(job, runs) K^-1 k(runs, job)
+    """
+
+    runs: Jobs
+    deviations: Column
+    """Of the runs, in log step time."""
+    trust: Column
+    """How far each run is believed, in (0, 1]."""
+    spreads: DeviationSpreads
+    weights: Column
+    """Inverse covariance times deviation, shape ``(num_runs,)``."""
+    inverse: FloatArray
+    """Inverse covariance of the runs, shape ``(num_runs, num_runs)``."""
+
+    def at(self, jobs: Jobs) -> tuple[Column, Column]:
+        """Expected deviation and its variance, noise of a run included, both in log step time."""
+        cross = covariance(jobs, self.runs, self.spreads)
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        own = self.spreads.shape**2 + self.spreads.layout**2 + self.spreads.noise**2
+        return cross @ self.weights, np.maximum(own - explained, self.spreads.noise**2)
+
+    def joint(self, jobs: Jobs) -> tuple[Column, FloatArray]:
+        """Expected deviations, and their covariance, noise of a run included, in log step time."""
+        cross = covariance(jobs, self.runs, self.spreads)
+        own = covariance(jobs, jobs, self.spreads) + self.spreads.noise**2 * np.eye(len(jobs))
+        return cross @ self.weights, own - cross @ self.inverse @ cross.T
+
+    def unknown_share(self, jobs: Jobs) -> Column:
+        """How little the runs say of jobs: 0 at the layout of a run, 1 where all are far."""
+        nearest = layout_distance_squared(jobs, self.runs).min(axis=1)
+        return np.asarray(1 - np.exp(-nearest / (2 * self.spreads.length**2)))
+
+    def widths_away(self, jobs: Jobs) -> Column:
+        """Doublings between the width of jobs and that of the nearest run."""
+        away = np.subtract.outer(np.log2(jobs.hidden), np.log2(np.unique(self.runs.hidden)))
+        return np.asarray(np.abs(away).min(axis=1))
+
+    def difference_variance(self, jobs: Jobs) -> Column:
+        """Variance of every job's deviation minus that of the first, noise of a run left out."""
+        _, known = self.joint(jobs)
+        alone = np.maximum(np.diag(known) - self.spreads.noise**2, 0.0)
+        both = np.concatenate([alone[:1], known[0, 1:]])
+        return np.asarray(np.maximum(alone + alone[0] - 2 * both, 0.0))
+
+
+def layout_distance_squared(first: Jobs, second: Jobs) -> FloatArray:
+    """Squared distance of layouts and models, in doublings; sharding levels are one doubling apart."""
+    total = np.zeros((len(first), len(second)))
+    for one, other in zip(_coordinates(first), _coordinates(second), strict=True):
+        total += np.subtract.outer(one, other) ** 2
+    return total
+
+
+def _coordinates(jobs: Jobs) -> tuple[Column, ...]:
+    doublings = (jobs.tp, jobs.pp, jobs.dp, jobs.micro_batch, jobs.sequence)
+    model = (2 * np.log2(jobs.hidden), np.log2(jobs.layers), jobs.zero, jobs.recompute_full)
+    return (*map(np.log2, doublings), *model)
+
+
+def same_shape(first: Jobs, second: Jobs) -> FloatArray:
+    """1 where the work of one device on one layer and micro-batch is the same, else 0."""
+    same = np.ones((len(first), len(second)), dtype=bool)
+    for name in ("tp", "micro_batch", "sequence", "hidden", "feed_forward"):
+        same &= np.equal.outer(getattr(first, name), getattr(second, name))
+    return same.astype(np.float64)
+
+
+def covariance(first: Jobs, second: Jobs, spreads: DeviationSpreads) -> FloatArray:
+    """Covariance of deviations, noise left out.
+
+    k = shape^2 [same work on one layer] + layout^2 exp(-distance^2 / (2 length^2))
+    """
+    near = np.exp(-layout_distance_squared(first, second) / (2 * spreads.length**2))
+    return spreads.shape**2 * same_shape(first, second) + spreads.layout**2 * near
+
+
+def condition(
+    runs: Jobs, deviations: Column, trust: Column, spreads: DeviationSpreads
+) -> Discrepancy:
+    """The deviations of runs, each with a trust in (0, 1] that divides its noise variance."""
+    own = covariance(runs, runs, spreads) + np.diag(spreads.noise**2 / trust)
+    inverse = np.asarray(np.linalg.inv(own), dtype=np.float64)
+    return Discrepancy(
+        runs=runs,
+        deviations=deviations,
+        trust=trust,
+        spreads=spreads,
+        weights=inverse @ deviations,
+        inverse=inverse,
+    )
+
+
+_CROWDED_DOUBLINGS: Final = 5.0
+"""Beyond 32 nodes nearly every run of the published cluster stalls."""
+_ABRUPT: Final = 3.0
+"""So that one doubling beyond them may decide alone."""
+
+
+def stall_probability(weights: Column, jobs: Jobs) -> Column:
+    """Probability of a job to be degraded, 0 inside one node; ``weights`` are those of ``stall_features``."""
+    score = stall_features(jobs) @ weights
+    return np.where(may_stall(jobs), np.exp(-np.logaddexp(0, -score)), 0.0)
+
+
+def may_stall(jobs: Jobs) -> NDArray[np.bool_]:
+    """Whether a job exchanges anything between nodes."""
+    return jobs.several_nodes
+
+
+def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
+    """Time lost by stalls: so much per exchange between nodes. [s]
+
+    In a pipeline a micro-batch waits for both neighbours, for one in a pipeline of two stages; while a
+    longer one fills and drains it stalls about once per further stage. Without a pipeline disturbed
+    runs exchange gradients after every micro-batch: twice to sum and spread them, once where the
+    optimizer is sharded and summing is enough.
+    """
+    alone = np.where(jobs.zero == 0, 2.0, 1.0)
+    each = np.where(jobs.pp == 1, alone, np.where(jobs.pp == 2, 1.0, 2.0))
+    exchanges = jobs.accumulation * each + np.maximum(jobs.pp - 4, 0.0)
+    return np.where(may_stall(jobs), stall_s * exchanges, 0.0)
+
+
+def stall_features(jobs: Jobs) -> NDArray[np.float64]:
+    """Constant, size of the job, and its layout in doublings, about one wide and centred."""
+    nodes = np.log2(jobs.devices / jobs.devices_per_node)
+    return np.stack(
+        [
+            np.ones(len(jobs)),
+            nodes - 3,
+            _ABRUPT * np.maximum(nodes - _CROWDED_DOUBLINGS, 0),
+            jobs.zero - 0.5,
+            np.log2(jobs.micro_batch) / 2 - 1,
+            # Point-to-point sends between stages and exchanges of gradients stall at different times.
+            jobs.pp == 1,
+            np.log2(jobs.tp) / 2 - 1,
+            np.log2(jobs.hidden) - 11.5,
+        ],
+        axis=1,
+    )

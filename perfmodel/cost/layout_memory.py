@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.jobs import SINGLE_BYTES, Column, Jobs
-from perfmodel.cost.parameters import Discrepancy, condition
+from perfmodel.cost.jobs import SINGLE_BYTES, Column, Discrepancy, Jobs, condition
 from perfmodel.machine import OVERHEADS, InferredMachine
 from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.workload.step import ADAMW

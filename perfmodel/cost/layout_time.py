@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import ring_share
-from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.parameters import FittedParameters
+from perfmodel.cost.jobs import Column, FittedParameters, Jobs
 from perfmodel.layout import Layout
 from perfmodel.statistics import soft_maximum
 from perfmodel.step import Cause, StepProgram

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from perfmodel.cost.parameters import SHEETS, DeviceSheet
+from perfmodel.cost.jobs import SHEETS, DeviceSheet
 from perfmodel.cost.step_curves import by_law, shipped_priors
 from perfmodel.cost.step_law import Sheet
 from perfmodel.cost.step_work import step_work

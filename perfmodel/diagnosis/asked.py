@@ -12,9 +12,8 @@ import numpy as np
 
 from perfmodel.answer import open_question
 from perfmodel.answer.inferred import Training, layout_jobs
-from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.jobs import DeviceSheet, FittedParameters, Jobs
 from perfmodel.cost.memory import Verdict, verdict
-from perfmodel.cost.parameters import DeviceSheet, FittedParameters
 from perfmodel.cost.rescaling import device_sheet
 from perfmodel.diagnosis.cases import (
     LEVELS,

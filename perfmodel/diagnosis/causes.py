@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.parameters import FittedParameters
+from perfmodel.cost.jobs import FittedParameters
 from perfmodel.diagnosis.cases import NUM_DRAWS, Run, Trained
 from perfmodel.statistics import FloatArray
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.parameters import DeviceSheet, FittedParameters, medians, step_time_priors
+from perfmodel.cost.jobs import DeviceSheet, FittedParameters, medians, step_time_priors
 from perfmodel.diagnosis.cases import NUM_DRAWS, Observation, Run, Trained
 from perfmodel.diagnosis.causes import (
     CAUSES,

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from perfmodel.answer import interval
-from perfmodel.documents import age_notes, asked_by, unsealed_notes
 from perfmodel.cost import Samples
+from perfmodel.documents import age_notes, asked_by, unsealed_notes
 from perfmodel.documents.budget import invented_prices, stale_prices
 from perfmodel.documents.plan import Option, OptionVerdict, PlanDocument, PlanFile, PlanRow, Swing
 from perfmodel.engine.job import best_intervals_s, elapsed_moments

@@ -7,16 +7,18 @@ import pytest
 
 from calibrate.layout_fit import MEMORY_PRIORS, fit_odds, infer, infer_memory, trust_in
 from perfmodel.cost.inferred import InferredModel
-from perfmodel.cost.jobs import Column, Jobs, jobs_from
-from perfmodel.cost.layout_memory import rank_parts, tensor_bytes
-from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.parameters import (
+from perfmodel.cost.jobs import (
     SHEETS,
+    Column,
+    Jobs,
+    jobs_from,
     medians,
     stall_probability,
     stall_time_s,
     step_time_priors,
 )
+from perfmodel.cost.layout_memory import rank_parts, tensor_bytes
+from perfmodel.cost.layout_time import step_time_s
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout
 from tests.existing import existing

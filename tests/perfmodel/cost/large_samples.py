@@ -5,9 +5,8 @@ import functools
 import numpy as np
 
 from calibrate.layout_fit import infer
-from perfmodel.cost.jobs import Column, Jobs, jobs_from
+from perfmodel.cost.jobs import SHEETS, Column, Jobs, jobs_from, medians, step_time_priors
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.layout import Layout
 from perfmodel.workload.transformer import gpt

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.jobs import SHEETS, Jobs, jobs_from, medians, step_time_priors
 from perfmodel.cost.layout_memory import rank_parts
 from perfmodel.cost.layout_time import (
     all_to_all_s,
@@ -19,7 +19,6 @@ from perfmodel.cost.layout_time import (
     tensor_collective_s,
     threads_s,
 )
-from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.layout import parse_layout
 from perfmodel.workload.transformer import TRANSFORMERS, gpt
 

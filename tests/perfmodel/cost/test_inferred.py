@@ -7,9 +7,8 @@ import pytest
 
 from calibrate.layout_fit import infer
 from perfmodel.cost.inferred import InferredModel, on_links, open_inferred, with_nodes_of
-from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.jobs import SHEETS, Jobs, jobs_from, stall_time_s, step_time_priors
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.parameters import SHEETS, stall_time_s, step_time_priors
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import parse_layout

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.jobs import Jobs, condition, jobs_from
 from perfmodel.cost.layout_memory import ASSUMED_MEMORY, LayoutMemory, rank_parts, tensor_bytes
-from perfmodel.cost.parameters import condition
 from perfmodel.layout import Layout, Precision, Recompute, parse_layout
 from perfmodel.machine import DeviationSpreads
 from perfmodel.workload.transformer import TRANSFORMERS, Transformer, gpt

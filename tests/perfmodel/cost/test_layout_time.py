@@ -6,10 +6,9 @@ from typing import Final
 import numpy as np
 import pytest
 
-from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.jobs import SHEETS, Jobs, jobs_from, medians, step_time_priors
 from perfmodel.cost.layout_memory import ASSUMED_MEMORY, rank_parts
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s, unit_times
-from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.layout import parse_layout
 from perfmodel.step import Cause
 from perfmodel.workload.transformer import Transformer, gpt

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.parameters import (
+from perfmodel.cost.jobs import (
     SHEETS,
+    Jobs,
     condition,
     covariance,
+    jobs_from,
     medians,
     stall_features,
     stall_probability,

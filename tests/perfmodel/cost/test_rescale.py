@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from perfmodel.answer import Question, answer, architecture_of, default_batch, timed_workload
 from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.inferred import among_usual_nodes
+from perfmodel.cost.jobs import SHEETS
 from perfmodel.cost.memory import CONTEXT, TracedMemory, overhead_of
-from perfmodel.cost.parameters import SHEETS
 from perfmodel.cost.rescaling import (
     BETWEEN_DEVICES_LOG_ERROR,
     BETWEEN_MAKERS_LOG_ERROR,
