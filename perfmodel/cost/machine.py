@@ -343,7 +343,9 @@ class CostModel:
 
         by_nodes = self._slower_by_nodes(layout.world_size)
         weights = noise_weights(workload, layout.micro_batch)
-        factors = _weighted([(share, slowest_of(layout.world_size, one)) for one, share in weights])
+        # A geometric mean.
+        logs = [share * np.log(slowest_of(layout.world_size, one)) for one, share in weights]
+        factors: Samples = np.exp(sum(logs))
         for smaller in workload.noise:
             if smaller.micro_batch < layout.micro_batch:
                 grown = self._growth(workload, layout, since=smaller.micro_batch)
@@ -453,13 +455,6 @@ def _slowest_stage(workload: MeasuredWorkload, layout: Layout) -> float:
         return 1.0
     every, stage = (expected_largest_deviate(each.world_size) for each in (layout, layout.beside))
     return math.exp(workload.rank_spread * (every - stage))
-
-
-def _weighted(parts: Sequence[tuple[float, Samples]]) -> Samples:
-    """Geometric mean of factors."""
-    if len(parts) == 1:
-        return parts[0][1]
-    return np.asarray(np.exp(sum(share * np.log(factors) for share, factors in parts)))
 
 
 #: Of the draws that are the same whenever the same is asked.

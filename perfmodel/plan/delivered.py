@@ -155,11 +155,6 @@ def read_curve(entry: CollectiveProfile, *, num_draws: int = NUM_DRAWS) -> Curve
     return CurveDraws.sample(entry.points, num_draws=num_draws, rng=np.random.default_rng(0))
 
 
-def _busbw(delivery: Delivery, clause: Clause) -> Quantity | None:
-    found = _collective(delivery, clause)
-    return None if found is None else as_busbw(found, clause)
-
-
 def as_busbw(found: Quantity, clause: Clause) -> Quantity:
     """Bus bandwidth of a collective that takes so long. [B/s]"""
     assert clause.size_bytes is not None
@@ -237,7 +232,7 @@ def _step(delivery: Delivery, clause: Clause) -> Quantity | None:
 
 _QUANTITIES: Final[Mapping[ClauseKind, Callable[[Delivery, Clause], Quantity | None]]] = {
     ClauseKind.GEMM: _kernel,
-    ClauseKind.BUSBW: _busbw,
+    ClauseKind.BUSBW: lambda d, c: (found := _collective(d, c)) and as_busbw(found, c),
     ClauseKind.LATENCY: _collective,
     ClauseKind.SPREAD: _spread,
     ClauseKind.STEP: _step,
