@@ -109,11 +109,7 @@ class GroupCost(ABC):
 
     @abstractmethod
     def group_s(
-        self,
-        size_bytes: float | Samples,
-        ranks: int,
-        *,
-        nodes: int | None = None,
+        self, size_bytes: float | Samples, ranks: int, *, nodes: int | None = None
     ) -> Samples:
         """Time of a collective, shape ``(num_draws,)``; of many sizes ``(num_sizes, 1)``, one row each. [s]
 
@@ -127,12 +123,7 @@ class GroupCost(ABC):
         """Start of a collective, latency of one of its messages, and transfer over the message's bytes. [s]"""
 
     def level(
-        self,
-        tier: str,
-        members: int,
-        *,
-        crossings: int,
-        inside_node: bool = False,
+        self, tier: str, members: int, *, crossings: int, inside_node: bool = False
     ) -> LevelCost:
         """A tier whose collectives were measured."""
         nodes = 1 if inside_node else None
@@ -357,11 +348,7 @@ class MessageCost(GroupCost):
         return 0.0, latency_s, transfer_s
 
     def group_s(
-        self,
-        size_bytes: float | Samples,
-        ranks: int,
-        *,
-        nodes: int | None = None,
+        self, size_bytes: float | Samples, ranks: int, *, nodes: int | None = None
     ) -> Samples:
         """T = messages * (latency + transfer(size of one)). [s]"""
         _, latency_s, transfer_s = self.message(ranks, nodes=nodes)

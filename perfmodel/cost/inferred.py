@@ -387,11 +387,7 @@ def among_usual_nodes(machine: MeasuredMachine) -> MeasuredMachine:
     Others stay as they are: devices that the catalogue does not know, cards without links to all of a node, racks
     that are one node.
     """
-    from perfmodel.cost.rescaling import (  # noqa: PLC0415 - the catalogue
-        SCALED_FROM,
-        catalogued,
-        device_sheet,
-    )
+    from perfmodel.cost.rescaling import SCALED_FROM, catalogued, device_sheet  # noqa: PLC0415 - the catalogue
 
     within = machine.devices_per_node
     known = machine.num_nodes == 1 and machine.ranks_per_node > 1 and machine.backend == "nccl"

@@ -134,11 +134,7 @@ class LinkLaw(Law):
 
     @classmethod
     def fit(
-        cls,
-        collective: str,
-        groups: Sequence[MeasuredCollective],
-        library: str,
-        drawn: Samples,
+        cls, collective: str, groups: Sequence[MeasuredCollective], library: str, drawn: Samples
     ) -> "LinkLaw":
         """Fit to the points of all groups, robust least squares on logarithms.
 
@@ -350,13 +346,7 @@ class LinkCost(GroupCost):
             max(float(f.sizes_bytes[-1]) / n for f, n in zip(self.factors, parts, strict=True)),
         )
 
-    def group_s(
-        self,
-        size_bytes: ArrayLike,
-        ranks: int,
-        *,
-        nodes: int | None = None,
-    ) -> Samples:
+    def group_s(self, size_bytes: ArrayLike, ranks: int, *, nodes: int | None = None) -> Samples:
         """By the law and the group's factor on it. [s]
 
         If ``nodes`` is unknown, as many ranks share one as in the largest group measured.

@@ -390,10 +390,7 @@ class Network:
             known, _ = self._known(kind)
             assert known is not None, level
             measured = known.level(
-                level.tier,
-                level.members,
-                crossings=level.crossings,
-                inside_node=is_inside,
+                level.tier, level.members, crossings=level.crossings, inside_node=is_inside
             )
             if not level.in_switch_reduction:
                 return measured

@@ -295,9 +295,7 @@ def _durations(
 
     _, memory_format = mode_of(trace)
     return LawDurations(
-        costs=machine.law,
-        step=trace.at(micro_batch=micro_batch),
-        memory_format=memory_format,
+        costs=machine.law, step=trace.at(micro_batch=micro_batch), memory_format=memory_format
     )
 
 

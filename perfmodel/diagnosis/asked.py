@@ -29,12 +29,7 @@ from perfmodel.diagnosis.cases import (
     unsaid,
 )
 from perfmodel.diagnosis.causes import ALLOCATED, BETWEEN, CLOCK, SIZE, Measurement
-from perfmodel.diagnosis.odds import (
-    Diagnosis,
-    draw_terms,
-    enough_network,
-    usual_network,
-)
+from perfmodel.diagnosis.odds import Diagnosis, draw_terms, enough_network, usual_network
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import (

@@ -285,8 +285,8 @@ SIZE: Final = Measurement("parameters of the model that runs",
     "print(sum(p.numel() for p in model.parameters()))  # before sharding", 1, _log_of("size"))
 BETWEEN: Final = Measurement("all-reduces alone, between nodes",
     "mpirun -np {devices} -N {per_node} all_reduce_perf -b 8 -e 1G -f 2 > log; "
-    "perfmodel network check log --device {device} --nic-bandwidth RATE --nics N", 5, _log_of("between"), calibrated=_COLLECTIVES,
-    applies=lambda context: any(run.nodes > 1 for run in context.runs))
+    "perfmodel network check log --device {device} --nic-bandwidth RATE --nics N", 5, _log_of("between"),
+    calibrated=_COLLECTIVES, applies=lambda context: any(run.nodes > 1 for run in context.runs))
 CLOCK: Final = Measurement("a step by the clock",
     "torch.cuda.synchronize(); time.perf_counter()  # around 20 optimizer steps", 3, _log_of("unit"))
 #: Where memory was logged and no step.

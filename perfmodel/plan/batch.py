@@ -136,10 +136,7 @@ def _quantiles(logs: FloatArray, weights: FloatArray) -> Interval:
 
 
 def batch_outlook(
-    points: Sequence[BatchPoint],
-    *,
-    batches: Sequence[float],
-    samples_per_s: Mapping[float, float],
+    points: Sequence[BatchPoint], *, batches: Sequence[float], samples_per_s: Mapping[float, float]
 ) -> BatchDocument:
     """Fit the law of the batch and apply it; ratios are against the smallest batch that was run.
 
