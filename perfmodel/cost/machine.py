@@ -17,7 +17,6 @@ from perfmodel.cost.phases import (
     additions,
     calls_of_additions,
     contention,
-    divided_program,
     phases_at,
     phases_under,
 )
@@ -119,6 +118,9 @@ def step_program(
     """The step of a layout."""
     if layout.is_ddp:
         return compile_step(workload.workload, layout, asynchronous=machine.asynchronous)
+    # Operators and their division double the start of a prediction that needs neither.
+    from perfmodel.cost.shares import divided_program  # noqa: PLC0415
+
     phases = phases_under(machine, workload, layout)
     backward = CurveDraws.sample(phases.backward, num_draws=1, rng=np.random.default_rng(SEED))
     backward_s = float(backward.read(layout.micro_batch)[0])

@@ -10,7 +10,7 @@ from calibrate.fit.operators import fit_operators
 from perfmodel.answer import timed_workload
 from perfmodel.cost.machine import step_program
 from perfmodel.cost.operators import OperatorDurations
-from perfmodel.cost.phases import unit_shares
+from perfmodel.cost.shares import unit_shares
 from perfmodel.layout import parse_layout
 from perfmodel.step import Cause
 from perfmodel.step.division import Unit, UnitShares, parameter_bytes, units

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.families import optimizer_family
 from perfmodel.cost.operators import OperatorDurations
-from perfmodel.cost.phases import unit_shares
+from perfmodel.cost.shares import unit_shares
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine.measured import OperatorFamily
