@@ -25,7 +25,6 @@ from perfmodel.cost.jobs import (
     Prior,
     condition,
     covariance,
-    may_stall,
     priors_of,
     stall_features,
     stall_probability,
@@ -148,7 +147,7 @@ def _normal_or_disturbed(
 ) -> _Fit:
     """Fit with and without a disturbed state; the state stays only if several runs show it."""
     nobody = np.zeros(len(jobs))
-    candidates = may_stall(jobs)
+    candidates = jobs.several_nodes
     normal = _penalised(jobs, step_s, priors, nobody, sigma)
     if candidates.sum() < MINIMUM_RUNS:
         return normal
@@ -178,7 +177,7 @@ def _responsibility(jobs: Jobs, step_s: Column, fit: _Fit, sigma: float) -> Colu
     weight = share * likely[1] / (share * likely[1] + (1 - share) * likely[0])
     # A stall that hardly lengthens the step cannot be told from scatter.
     visible = np.log1p(stall / normal) > 2 * sigma
-    return np.where(may_stall(jobs) & visible, weight, 0.0)
+    return np.where(jobs.several_nodes & visible, weight, 0.0)
 
 
 def _penalised(
@@ -246,7 +245,7 @@ def fit_odds(jobs: Jobs, disturbed: Column) -> Column:
 
 
 def _degraded(jobs: Jobs, fit: _Fit) -> DegradedState:
-    candidates = may_stall(jobs)
+    candidates = jobs.several_nodes
     weights = fit_odds(jobs.take(candidates), fit.disturbed[candidates])
     return DegradedState(stall_s=fit.fitted[_STALL], weights=tuple(map(float, weights)))
 

@@ -475,12 +475,7 @@ _ABRUPT: Final = 3.0
 def stall_probability(weights: Column, jobs: Jobs) -> Column:
     """Probability of a job to be degraded, 0 inside one node; ``weights`` are those of ``stall_features``."""
     score = stall_features(jobs) @ weights
-    return np.where(may_stall(jobs), np.exp(-np.logaddexp(0, -score)), 0.0)
-
-
-def may_stall(jobs: Jobs) -> NDArray[np.bool_]:
-    """Whether a job exchanges anything between nodes."""
-    return jobs.several_nodes
+    return np.where(jobs.several_nodes, np.exp(-np.logaddexp(0, -score)), 0.0)
 
 
 def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
@@ -494,7 +489,7 @@ def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
     alone = np.where(jobs.zero == 0, 2.0, 1.0)
     each = np.where(jobs.pp == 1, alone, np.where(jobs.pp == 2, 1.0, 2.0))
     exchanges = jobs.accumulation * each + np.maximum(jobs.pp - 4, 0.0)
-    return np.where(may_stall(jobs), stall_s * exchanges, 0.0)
+    return np.where(jobs.several_nodes, stall_s * exchanges, 0.0)
 
 
 def stall_features(jobs: Jobs) -> NDArray[np.float64]:

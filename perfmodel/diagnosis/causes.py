@@ -245,12 +245,7 @@ def _fewer_run(context: Context, devices: int) -> bool:
 
 
 def _log_step(run_of: Callable[[Run], Run]) -> Callable[..., FloatArray]:
-    def outcome(
-        trained: Trained, run: Run, terms: FittedParameters, changed: Changes
-    ) -> FloatArray:
-        return np.log(step_s(trained, run_of(run), terms, changed))
-
-    return outcome
+    return lambda trained, run, terms, changed: np.log(step_s(trained, run_of(run), terms, changed))
 
 
 def _log_without_loader(
