@@ -1,9 +1,16 @@
 """Many courses of one job, and published jobs."""
 
-import pytest
+import datetime as dt
+from pathlib import Path
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.documents.budget import Budget, YearlyCost, read_budget
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
-from perfmodel.plan.goodput import goodput
+from perfmodel.plan.goodput import buying_pays, compare_costs, goodput
+from tests.perfmodel.plan.budgets import TODAY, written
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -52,3 +59,36 @@ def test_the_uncertainty_of_the_rate_widens_the_answer() -> None:
     sure = goodput(LLAMA_3, replicas=60).elapsed_s
     unsure = goodput(LLAMA_3, replicas=60, mtbf_stops=5).elapsed_s
     assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
+
+
+@pytest.fixture
+def budget(tmp_path: Path) -> Budget:
+    return read_budget(written(tmp_path), today=TODAY)
+
+
+lines = st.builds(
+    YearlyCost, name=st.just("x"), fixed=st.floats(0, 1e6), per_utilisation=st.floats(0, 1e6)
+)
+
+
+@given(buy=lines, rent=lines, utilisation=st.floats(0, 1))
+def test_buying_pays_exactly_where_it_costs_no_more(
+    buy: YearlyCost, rent: YearlyCost, utilisation: float
+) -> None:
+    pays = buying_pays(buy, rent)
+    is_inside = pays is not None and pays.at_least <= utilisation <= pays.at_most
+    margin = 1e-9 * (buy.at(1) + rent.at(1))
+    if buy.at(utilisation) < rent.at(utilisation) - margin:
+        assert is_inside
+    if buy.at(utilisation) > rent.at(utilisation) + margin:
+        assert not is_inside
+
+
+def test_a_price_goes_stale_after_thirty_days(budget: Budget) -> None:
+    """Quoted on the 1st of November: 30 days old on the 1st of December."""
+    fresh = compare_costs(budget, today=dt.date(2026, 12, 1))
+    [invented] = fresh.warnings
+    assert invented.startswith("PRICES ARE INVENTED (8 of 8)")
+    stale = compare_costs(budget, today=dt.date(2026, 12, 2))
+    assert len(stale.warnings) == 9
+    assert stale.warnings[1].startswith("buy.device_price: quoted 31 days ago (2026-11-01)")
