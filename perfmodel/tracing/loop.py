@@ -44,50 +44,31 @@ def trace_live(  # noqa: PLR0913 - one parameter per part of a step
 ) -> TracedModel:
     """The step of a module that exists, with its batch, loss and optimizer; ``method`` says the rest.
 
+    ``model``: Wrappers for data parallelism are taken off.
+    ``inputs``: A tensor, a tuple of arguments, or a dict of keywords, as the loop passes them. Tensors with as many
+    rows as the first one hold samples; others, such as masks, stay as they are.
+    ``targets``: Handed to the loss after the outputs.
+    ``loss``: ``loss(outputs)``, or ``loss(outputs, targets)``; None: what the model returns, if it is a loss.
+
     Raises ``UsageError``, ``UntraceableModel`` if the optimizer or the batch makes no sense, or the step cannot
     be traced.
     """
     name, implementation, own_caveats = optimizer_of(optimizer)
-    return trace_model(
-        live_source(model, inputs, targets, loss=loss, caveats=(*own_caveats, *caveats)),
-        replace(method, optimizer=name, optimizer_implementation=implementation),
-        micro_batch=micro_batch,
-        casts=AsOnCuda(method.precision) if as_on_cuda else None,
-    )
-
-
-def live_source(
-    model: nn.Module,
-    inputs: Any,
-    targets: Tensor | None = None,
-    *,
-    loss: Callable[..., Tensor] | None = None,
-    caveats: tuple[str, ...] = (),
-) -> ModelSource:
-    """A source of a module and a batch of its inputs.
-
-    Parameters
-    ----------
-    model
-        Wrappers for data parallelism are taken off.
-    inputs
-        A tensor, a tuple of arguments, or a dict of keywords, as the loop passes them. Tensors with as many
-        rows as the first one hold samples; others, such as masks, stay as they are.
-    targets
-        Handed to the loss after the outputs.
-    loss
-        ``loss(outputs)``, or ``loss(outputs, targets)``; None: what the model returns, if it is a loss.
-    """
     module = unwrapped(model)
     text = type(module).__name__
-
-    return ModelSource(
+    source = ModelSource(
         name=text,
         build=lambda: hollow(module),
         draw_batch=partial(resized_batch, inputs, targets),
         loss=partial(scalar_loss, loss, is_judged=targets is not None, text=text),
-        caveats=caveats,
+        caveats=(*own_caveats, *caveats),
         own_samples=lambda: batch_rows(inputs),
+    )
+    return trace_model(
+        source,
+        replace(method, optimizer=name, optimizer_implementation=implementation),
+        micro_batch=micro_batch,
+        casts=AsOnCuda(method.precision) if as_on_cuda else None,
     )
 
 
