@@ -11,7 +11,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from calibrate.layout_fit import MINIMUM_RUNS, infer, infer_memory, peaks_of
-from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Column, DeviceSheet, Jobs, jobs_from_rows, model_columns, step_time_priors
+from perfmodel.cost.jobs import (
+    SINGLE_BYTES,
+    USUAL,
+    Column,
+    DeviceSheet,
+    Jobs,
+    jobs_from_rows,
+    model_columns,
+    step_time_priors,
+)
 from perfmodel.cost.layout_memory import tensor_bytes
 from perfmodel.cost.rescaling import device_sheet, precision_ratio
 from perfmodel.documents import Provenance

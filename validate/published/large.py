@@ -16,13 +16,15 @@ from scipy.stats import spearmanr
 from calibrate.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from calibrate.runs import wrong_unit
 from perfmodel.cost.inferred import InferredModel
-<<<<<<< HEAD
-from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
-from perfmodel.cost.parameters import SHEETS, step_time_priors
+from perfmodel.cost.jobs import (
+    SHEETS,
+    Column,
+    Jobs,
+    jobs_from_rows,
+    model_columns,
+    step_time_priors,
+)
 from perfmodel.cost.rescaling import precision_ratio
-=======
-from perfmodel.cost.jobs import SHEETS, Jobs, step_time_priors
->>>>>>> f04c8bbc (Cost: jobs and their parameters in one module)
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.layout import Precision
 from perfmodel.layout_search import NEAR_FASTEST, to_test
