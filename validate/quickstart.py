@@ -12,15 +12,9 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.explanation import explain
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.report import (
-    duration_interval,
-    gate_lines,
-    number,
-    one_line,
-    percent,
-    verdict,
-)
+from perfmodel.report import duration_interval, number, one_line, percent
 from perfmodel.report import interval as words_of
+from perfmodel.report.validation import gate_lines, verdict
 from perfmodel.units import format_duration
 
 #: Devices that are predicted: more than were measured, few enough for a reader to believe.

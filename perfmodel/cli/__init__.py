@@ -98,10 +98,10 @@ def show_answer(
     else:
         subject = found if shown is None else shown
         if not (tables or lines or isinstance(subject, Mapping)):
-            from perfmodel.report import answers
+            from perfmodel.report import shown as as_shown
 
             more = {} if verbose is None else {"verbose": verbose}
-            tables, lines = answers.shown(subject, **more)
+            tables, lines = as_shown(subject, **more)
         show(*tables)
         show_lines(lines)
     show_lines([f"{kind}: {path}" for kind, path in written.items()], err=as_json)

@@ -255,9 +255,9 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
         "devices": _Row("memory", "Data sheets of devices that need not be present."),
         "machines": _Row("memory", "Machines that come with perfmodel, by name."),
         "serve": _Row(
-            "pages", "What-if as a page with sliders, on this machine.", shared=("unsealed",)
+            "predict", "What-if as a page with sliders, on this machine.", shared=("unsealed",)
         ),
-        "report": _answer("pages", "Predictions and validations as one HTML page."),
+        "report": _answer("predict", "Predictions and validations as one HTML page."),
     },
     "Decide": {
         "plan": _Row(

@@ -180,7 +180,7 @@ def plan_options(
         write_atomically(report, decision_html(document))
     if export is not None and document.ranked:
         from perfmodel.files import write_atomically
-        from perfmodel.report.skypilot import skypilot_text
+        from perfmodel.report.plan import skypilot_text
 
         write_atomically(export, skypilot_text(document, export))
     show_answer(document)

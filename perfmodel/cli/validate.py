@@ -99,7 +99,7 @@ def validate(
 
 
 def _refuse_failed_steps(document: "ValidationDocument") -> None:
-    from perfmodel.report import too_noisy
+    from perfmodel.report.validation import too_noisy
 
     if noise := too_noisy(document):
         raise OutOfTolerance(

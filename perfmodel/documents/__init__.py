@@ -366,18 +366,18 @@ class Printed:
     """Prints as on the command line; a notebook shows the tables."""
 
     def __str__(self) -> str:
-        return str(_answers().text(self))
+        return str(_report().text_of(self))
 
     def __repr__(self) -> str:
         return (
             textwrap.shorten(
-                f"<{type(self).__name__}: {_answers().title(self)}", 78, placeholder=" ..."
+                f"<{type(self).__name__}: {_report().title_of(self)}", 78, placeholder=" ..."
             )
             + ">"
         )
 
     def _repr_html_(self) -> str:
-        return str(_answers().html(self))
+        return str(_report().html_of(self))
 
 
 class Shown(Printed):
@@ -385,15 +385,15 @@ class Shown(Printed):
 
     def to_frame(self) -> Any:
         """A ``pandas.DataFrame`` with a row per point, cause, change or layout; SI units; needs pandas."""
-        return _answers().frame(self)
+        return _report().frame_of(self)
 
     def plot(self) -> Any:
         """A ``matplotlib`` figure: speed-up and efficiency over devices, or a bar per row."""
-        return _answers().figure(self)
+        return _report().figure_of(self)
 
 
-def _answers() -> Any:
-    return importlib.import_module("perfmodel.report.answers")
+def _report() -> Any:
+    return importlib.import_module("perfmodel.report")
 
 
 #: A seal finds accidents and changes by hand. It is no signature: who means to deceive computes a new one.

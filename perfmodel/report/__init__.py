@@ -1,18 +1,23 @@
-"""Numbers as text, the words that stand beside them, and tables; one place, so that all reports agree."""
+"""Numbers as text, the words that stand beside them, tables, and how each kind of answer is shown.
 
+One place, so that all reports agree. The module of an answer's kind is imported when it is shown.
+"""
+
+import importlib
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from html import escape
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from unicodedata import east_asian_width
 
 from perfmodel.documents import QUIET
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.errors import printable
+from perfmodel.errors import UsageError, printable
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.statistics import Interval
 from perfmodel.units import (
@@ -25,14 +30,8 @@ from perfmodel.units import (
 )
 
 if TYPE_CHECKING:
-    from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
+    from matplotlib.figure import Figure
 
-#: From this share of the allowed error on, runs that differ among themselves say little.
-_LARGEST_NOISE_SHARE: Final = 0.75
-#: A gate that allows for more noise than this judges nothing.
-_MOST_EXPECTED_NOISE: Final = 0.1
-#: Further off than this, calibrated settings did not meet noise: something else is wrong.
-_NO_NOISE: Final = 0.5
 DEFINITIONS: Final[dict[str, str]] = {
     "Step": "One optimizer update, from the end of one step to the end of the next; of a "
     "run the mean without the fastest and the slowest sixth. It may hold several micro-batches "
@@ -136,62 +135,6 @@ def short_label(setting: RunSetting) -> str:
         return f"{setting.workload}, {setting.divided}"
     sizes = f"{setting.world_size} x {setting.micro_batch} x {setting.accumulation}"
     return f"{setting.workload}, {sizes}, {gradients(setting)}"
-
-
-def errors(summary: "ErrorSummary") -> str:
-    """Bias, MAPE, median and worst in one line."""
-    return (
-        f"bias {percent(summary.bias, signed=True)}, MAPE {percent(summary.mape)}, "
-        f"median {percent(summary.median_absolute)}, worst {percent(summary.worst_absolute)} "
-        f"(n={summary.num_settings})"
-    )
-
-
-def gate_lines(gates: Iterable["Gate"]) -> list[str]:
-    """Each gate on a line, with its value and a rule such as ``at most 6.0 %``."""
-
-    def text(gate: "Gate", value: float) -> str:
-        return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
-
-    lines = []
-    for gate in gates:
-        bounds = (("at least", gate.at_least), ("at most", gate.at_most))
-        rules = [f"{words} {text(gate, bound)}" for words, bound in bounds if bound is not None]
-        rule, word = " and ".join(rules) or "no threshold", "pass" if gate.passed else "FAIL"
-        lines.append(f"{word}  {gate.name}: {text(gate, gate.value)}, {rule}")
-    return lines
-
-
-def verdict(validation: "ValidationDocument | None") -> str:
-    """One line: passed, too noisy to judge, failed and by what, or never checked."""
-    if validation is None:
-        return "NOT VALIDATED: these predictions have not been checked against fresh runs"
-    count = len(validation.gates)
-    if noise := too_noisy(validation):
-        return f"TOO NOISY TO JUDGE: {noise}"
-    if validation.passed:
-        return f"PASSED: {count} of {count} gates held"
-    missed = [gate.name for gate in validation.gates if not gate.passed]
-    names = ", ".join(missed) or "see the log of the run"
-    return f"FAILED: {len(missed)} of {count} gates missed ({names})"
-
-
-def too_noisy(validation: "ValidationDocument") -> str:
-    """Which noise leaves the gate on step times little to judge; empty if none does."""
-    from perfmodel.documents.verdicts import STEP_MAPE  # noqa: PLC0415 - a prediction needs no verdict
-
-    allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
-    floor, expected = validation.noise_floor, validation.expected_noise
-    if validation.passed and expected is None:
-        return ""  # gates that do not grow with the noise held all the same
-    if floor is None or allowed is None or floor.mape >= _NO_NOISE:
-        return ""
-    noise = max(floor.mape, expected or 0.0)
-    if floor.mape <= _LARGEST_NOISE_SHARE * allowed and noise <= _MOST_EXPECTED_NOISE:
-        return ""
-    if noise == floor.mape:
-        return f"calibrated settings, run again, are off by {percent(noise)}"
-    return f"runs differed during calibration: one again would be off by {percent(noise)}"
 
 
 def scaling_words(prediction: PredictionDocument) -> str:
@@ -424,3 +367,212 @@ def _part(whole: Any, key: str) -> Any:
 def facts(title: str, found: Iterable[tuple[str, object]]) -> Table:
     """Names and values."""
     return table(title, found, {"<What": "0", "<Value": "1"})
+
+
+#: As the command line without a terminal.
+_COLUMNS: Final = 80
+
+Row = dict[str, object]
+
+
+class Bars(NamedTuple):
+    """A bar per row: its length and the name beside it are columns."""
+
+    length: str
+    axis: str
+    unit: float
+    name: str
+
+
+class Kind(NamedTuple):
+    """How answers of one type are shown: by functions of a module of this package."""
+
+    module: str
+    tables: tuple[str, ...] = ()
+    lines: str = ""
+    records: str | Callable[[Any], Any] = lambda _: ()
+    """What rows are made of, by a function of the module or here; each nested value becomes a column."""
+    bars: Bars | None = None
+
+
+#: More bars are not read.
+_MOST_BARS: Final = 24
+#: By the name of the type.
+_KINDS: Final = {
+    "PredictionDocument": Kind("prediction", ("prediction_table",), "prediction_lines", "rows"),
+    "WhatIfDocument": Kind(
+        "prediction",
+        ("whatif_table",),
+        "whatif_lines",
+        "scenario_rows",
+        Bars("step_nominal_s", "Step [s]", 1.0, "scenario"),
+    ),
+    "Explanation": Kind(
+        "prediction",
+        (),
+        "explanation_lines",
+        attrgetter("losses"),
+        Bars("lost_s", "Lost time [ms]", 1e-3, "cause"),
+    ),
+    "MemoryReport": Kind(
+        "memory",
+        ("memory_table", "remedies_table"),
+        "memory_lines",
+        lambda found: found.as_json()["techniques"],
+        Bars("needed_bytes", "Memory [GiB]", 2.0**30, "name"),
+    ),
+    "Diagnosed": Kind(
+        "diagnosis",
+        ("diagnosis_table",),
+        "diagnosis_lines",
+        attrgetter("found.fits"),
+        Bars("odds", "Odds [%]", 0.01, "cause"),
+    ),
+    "ParallelismPlanDocument": Kind(
+        "plan",
+        ("search_table",),
+        "search_lines",
+        attrgetter("ranked"),
+        Bars("step_s_nominal", "Step [s]", 1.0, "layout"),
+    ),
+    "PlanDocument": Kind(
+        "plan",
+        ("plan_table",),
+        "plan_lines",
+        lambda found: [
+            {"choice": f"{row.option}, {row.devices}", **row.model_dump()} for row in found.ranked
+        ],
+        Bars("cost_nominal", "Cost", 1.0, "choice"),
+    ),
+    "CostDocument": Kind(
+        "plan",
+        ("cost_table",),
+        "cost_lines",
+        attrgetter("options"),
+        Bars("per_useful_device_hour", "Cost of a useful device-hour", 1.0, "cost_name"),
+    ),
+    "GoodputDocument": Kind(
+        "plan",
+        ("goodput_table",),
+        "goodput_lines",
+        lambda found: [
+            {"activity": name, "mean_s": spent_s} for name, spent_s in found.spent_mean_s.items()
+        ],
+        Bars("mean_s", "Mean time [days]", 86400.0, "activity"),
+    ),
+    "AcceptanceTerms": Kind(
+        "plan",
+        ("terms_table",),
+        "terms_lines",
+        attrgetter("clause"),
+        Bars("reference_error", "Uncertainty [%]", 0.01, "name"),
+    ),
+    "AcceptanceDocument": Kind(
+        "plan",
+        ("judgement_table",),
+        "judgement_lines",
+        attrgetter("judged"),
+        Bars("probability_kept", "Kept with [%]", 0.01, "clause_name"),
+    ),
+    "ProfileDiffDocument": Kind(
+        "profile",
+        ("differences_table", "moved_table"),
+        "diff_lines",
+        attrgetter("differences"),
+        Bars("z", "Difference over its uncertainty", 1.0, "what"),
+    ),
+    "WorkloadDocument": Kind("memory", (), "trace_lines"),
+    "BatchDocument": Kind("plan", ("batch_table",), "batch_lines"),
+    "ProfileDocument": Kind("profile", ("profile_table",)),
+    "ValidationDocument": Kind("validation", ("steps_table",), "summary_lines"),
+    "ModelsValidationDocument": Kind("validation", ("models_table",), "models_lines"),
+    "PublishedDocument": Kind("validation", ("published_table",), "published_lines"),
+    "NetworkVerdict": Kind("validation", ("network_table",), "verdict_lines"),
+    "StrategiesDocument": Kind(
+        "validation", ("strategies_table", "families_table"), "verdict_lines"
+    ),
+}
+
+
+def _kind_of(found: object) -> tuple[Kind, Any]:
+    """How an answer is shown, and the module that shows it."""
+    kind = _KINDS[type(found).__name__]
+    return kind, importlib.import_module(f"perfmodel.report.{kind.module}")
+
+
+def shown(found: object, **more: bool) -> tuple[list[Table], list[str]]:
+    """Tables that hold something, and sentences; ``verbose=True``: all of them, in full."""
+    kind, module = _kind_of(found)
+    tables = [getattr(module, name)(found) for name in kind.tables]
+    lines = getattr(module, kind.lines)(found, **more) if kind.lines else ()
+    return [table for table in tables if table.rows], [*lines]
+
+
+def text_of(found: object) -> str:
+    """As the command line prints it."""
+    tables, lines = shown(found)
+    written = [table.text(_COLUMNS) for table in tables]
+    return "\n".join([*written, *(wrapped(line, _COLUMNS) for line in lines)])
+
+
+def title_of(found: object) -> str:
+    """Of the first table, or the first sentence where there is none."""
+    tables, lines = shown(found)
+    return tables[0].title if tables else lines[0]
+
+
+def html_of(found: object) -> str:
+    """Tables and sentences as HTML."""
+    tables, lines = shown(found)
+    written = (f"{t.html()}<p><small>{escape(t.caption)}</small></p>" for t in tables)
+    return "\n".join((*written, f"<p>{'<br>'.join(map(escape, lines))}</p>"))
+
+
+def rows_of(found: object) -> list[Row]:
+    """A record per point, cause, change or layout of an answer, in SI units."""
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415
+
+    kind, module = _kind_of(found)
+    records = getattr(module, kind.records) if isinstance(kind.records, str) else kind.records
+    return [dict(_flat(each)) for each in to_jsonable_python(records(found))]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}_")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def frame_of(found: object) -> Any:
+    """A ``pandas.DataFrame`` of the rows.
+
+    Raises ``UsageError`` without pandas.
+    """
+    try:
+        pandas = importlib.import_module("pandas")  # not a dependency
+    except ImportError:
+        raise UsageError("to_frame: needs pandas, got none; pip install pandas") from None
+    return pandas.DataFrame(rows_of(found))
+
+
+def figure_of(found: object) -> "Figure":
+    """Speed-up and efficiency over devices; of answers that rank, a bar per row.
+
+    Raises ``UsageError`` without matplotlib.
+    """
+    try:
+        from perfmodel.report.figures import bars_figure, speedup_figure  # noqa: PLC0415 - matplotlib is an extra
+    except ImportError:
+        raise UsageError(
+            "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
+        ) from None
+    if isinstance(found, PredictionDocument):
+        return speedup_figure([found])
+    bars = _KINDS[type(found).__name__].bars
+    assert bars is not None, found
+    length, axis, unit, name = bars
+    rows = rows_of(found)[:_MOST_BARS]
+    lengths = {str(row[name]): float(str(row[length] or 0)) / unit for row in rows}
+    return bars_figure(lengths, title=title_of(found), x=axis)

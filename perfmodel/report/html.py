@@ -27,7 +27,6 @@ from perfmodel.report import (
     profile,
     scaling_words,
     validation,
-    verdict,
 )
 from perfmodel.report.figures import (
     Picture,
@@ -37,6 +36,7 @@ from perfmodel.report.figures import (
     tornado_figure,
 )
 from perfmodel.report.plan import more_money_lines
+from perfmodel.report.validation import verdict
 from perfmodel.units import format_bytes, format_duration
 
 _Shown = TypeVar("_Shown")

@@ -1,15 +1,32 @@
-"""Ranked options and layouts, costs and courses of jobs as tables and sentences."""
+"""Ranked options and layouts, costs, courses of jobs, the law of the batch, clauses: tables and sentences.
 
+The answer to a plan is also a task for SkyPilot: YAML of the chosen option, or a program with a time estimator.
+"""
+
+import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
-from perfmodel.documents.budget import CostDocument, CostOption, GoodputDocument
+from perfmodel.documents.acceptance import (
+    AcceptanceDocument,
+    AcceptanceTerms,
+    Clause,
+    ClauseKind,
+    Verdict,
+)
+from perfmodel.documents.budget import BatchDocument, CostDocument, CostOption, GoodputDocument
 from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow
 from perfmodel.documents.prediction import ParallelismPlanDocument
+from perfmodel.errors import UsageError
+from perfmodel.machine import DEVICES_PER_NODE
+from perfmodel.plan.acceptance import LARGE_BYTES, LOSS, power
 from perfmodel.report import (
     Table,
     caveat_lines,
+    count_interval,
     duration_interval,
     interval,
     number,
@@ -17,7 +34,7 @@ from perfmodel.report import (
     percent,
     table,
 )
-from perfmodel.units import format_bytes, format_duration
+from perfmodel.units import format_bytes, format_duration, format_rate
 
 _ROWS_SHOWN = 5
 
@@ -291,3 +308,272 @@ def search_lines(document: ParallelismPlanDocument, *, verbose: bool = False) ->
             f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
         )
     yield from caveat_lines(document.caveats, verbose=verbose)
+
+
+#: Accelerators as SkyPilot calls them (``sky show-gpus``); longer names before those that they hold.
+_ACCELERATORS: Final = (
+    *("GB200", "GH200", "B200", "H200", "H100", "A100", "L40S", "L40", "L4", "A10G", "A10"),
+    *("V100", "T4", "RTX4090", "RTX3090", "MI300X"),
+)
+#: Sizes of memory that are names of their own.
+_LARGE: Final = {"A100": "80GB", "V100": "32GB"}
+_RUN: Final = """\
+torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node "$SKYPILOT_NUM_GPUS_PER_NODE" \\
+  --node-rank "$SKYPILOT_NODE_RANK" --master-port 29500 \\
+  --master-addr "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" train.py"""
+
+
+def accelerator(device: str) -> str:
+    """SkyPilot's name of a device; ``UsageError`` if it has none."""
+    squeezed = re.sub(r"[^A-Z0-9]", "", device.upper())
+    for name in _ACCELERATORS:
+        if name in squeezed:
+            size = _LARGE.get(name, "")
+            has_size = bool(size) and size.removesuffix("GB") in squeezed.partition(name)[2]
+            return f"{name}-{size}" if has_size else name
+    raise UsageError(
+        f"--export: SkyPilot must rent the device, got {device!r}; it knows {', '.join(_ACCELERATORS)}"
+    )
+
+
+def skypilot_text(document: PlanDocument, path: Path) -> str:
+    """A task, or a program if the file is to end in ``.py``, of a plan that has an answer."""
+    if path.suffix == ".py":
+        return _program(document)
+    row = document.ranked[0]
+    nodes, held = _nodes(document, row)
+    run = "\n".join(f"  {line}" for line in _RUN.splitlines())
+    says = "\n".join(f"# {line}" for line in _says(document, row))
+    return (
+        f"{says}\nname: {json.dumps(_name(document))}\nnum_nodes: {nodes}\nresources:\n"
+        f"  accelerators: {json.dumps(held)}\nrun: |\n{run}\n"
+    )
+
+
+def _nodes(document: PlanDocument, row: PlanRow) -> tuple[int, str]:
+    """Nodes, and what each of them holds, such as ``H100:8``."""
+    [option] = [each for each in document.plan.option if each.name == row.option]
+    device = document.machine_of[row.option].device
+    size = f" {option.device_memory}" if option.device_memory else ""
+    each = math.gcd(row.devices, option.devices_per_node or DEVICES_PER_NODE)
+    return row.devices // each, f"{accelerator(option.device or device + size)}:{each}"
+
+
+def _says(document: PlanDocument, row: PlanRow) -> Sequence[str]:
+    """What was chosen and predicted, a line each."""
+    plan = document.plan
+    [option] = [each for each in plan.option if each.name == row.option]
+    takes = (
+        f"{format_duration(row.elapsed_s.nominal)} [{format_duration(row.elapsed_s.p5)} to "
+        f"{format_duration(row.elapsed_s.p95)}]"
+    )
+    lines = [
+        f"{plan.work.name}: {row.devices:,} x {row.option}, batch {row.micro_batch} of each device",
+        f"predicted: {takes}, {row.cost.nominal:,.0f} {plan.currency}",
+        f"all limits are kept with {row.probability:.0%}",
+        f"price: {option.price.value:g} {option.price.currency} {option.price.unit.value}, {option.price.source}",
+    ]
+    if row.layout is not None:
+        lines.append(f"layout: {row.layout}")
+    if row.checkpoint_interval_s is not None:
+        lines.append(f"a checkpoint every {format_duration(row.checkpoint_interval_s)}")
+    return [re.sub(r"\s+", " ", line) for line in lines]
+
+
+def _program(document: PlanDocument) -> str:
+    """Every ranked row, so that SkyPilot's optimizer weighs predicted times with its own prices.
+
+    ``sky.optimize`` asks a server, and sends it YAML that holds no estimator: the optimizer is called here.
+    """
+    first = document.ranked[0]
+    seconds: dict[int, dict[str, int]] = {}
+    for row in (*document.ranked, *document.front):
+        nodes, held = _nodes(document, row)
+        known = seconds.setdefault(nodes, {})
+        known[held] = min(known.get(held, 2**62), round(row.elapsed_s.nominal))
+    says = "\n".join(f"# {line}" for line in _says(document, first))
+    return f'''{says}
+"""Times of perfmodel for SkyPilot's optimizer: python FILE.py launches nothing, it prints the choice."""
+
+import sky
+
+#: Predicted duration by number of nodes and by what each of them holds. [s]
+SECONDS = {seconds}
+NUM_NODES = {_nodes(document, first)[0]}
+RUN = {json.dumps(_RUN)}
+
+
+def time_estimator(resources):
+    """Predicted duration on these resources. [s]"""
+    [(name, count)] = resources.accelerators.items()
+    return SECONDS[NUM_NODES][f"{{name}}:{{count:g}}"]
+
+
+def task():
+    """The training on any of the resources that were predicted for this number of nodes."""
+    made = sky.Task(name={json.dumps(_name(document))}, run=RUN, num_nodes=NUM_NODES)
+    made.set_resources({{sky.Resources(accelerators=held) for held in SECONDS[NUM_NODES]}})
+    return made.set_time_estimator(time_estimator)
+
+
+if __name__ == "__main__":
+    with sky.Dag() as dag:
+        task()
+    sky.Optimizer.optimize(dag)
+'''
+
+
+def _name(document: PlanDocument) -> str:
+    """Letters, digits and dashes, as names of tasks are."""
+    return re.sub(r"[^a-z0-9]+", "-", document.plan.work.name.casefold()).strip("-") or "training"
+
+
+def batch_table(document: BatchDocument) -> Table:
+    """One row per batch size; readable on 80 columns."""
+    return table(
+        "Batch size and time to target",
+        document.outlooks,
+        {
+            "Batch": "batch:g",
+            "Samples\nto target": "samples:k",
+            "Steps": lambda entry: count_interval(entry.steps).partition("\n")[0],
+            "Samples/s": "samples_per_s:number",
+            "Samples/s\nspeed-up": "throughput_speedup:number",
+            "Target\nspeed-up": "target_speedup",
+            "Time to\ntarget": "time_to_target_s",
+        },
+        caption=f"Speed-ups against batch {document.reference_batch:g}; [p5-p95].",
+    )
+
+
+def batch_lines(document: BatchDocument, *, verbose: bool = False) -> Iterator[str]:
+    """The critical batch and what must be known before acting."""
+    critical = one_line(count_interval(document.critical_batch))
+    rates = ", ".join(
+        f"{entry.batch:g} x{number(entry.learning_rate_factor)}"
+        for entry in document.outlooks
+        if entry.batch != document.reference_batch
+    )
+    yield f"Critical batch (twice the samples of a tiny one): {critical}"
+    against = f"against batch {document.reference_batch:g}: {rates}"
+    yield f"Learning rate of SGD {against} (Adam: the square roots)"
+    yield from caveat_lines(document.caveats, verbose=verbose)
+
+
+def terms_table(terms: AcceptanceTerms) -> Table:
+    """The clauses, as they stand in the file."""
+    count = len(terms.clause)
+    whole = f"all {count} clauses" if count > 1 else "its clause"
+    return table(
+        f"Acceptance: like {terms.device_name}",
+        terms.clause,
+        {
+            "<Clause": "name",
+            "Reference": lambda clause: clause_value(clause, clause.reference),
+            "Un-\ncertainty": "reference_error:%",
+            "Limit": _limit,
+            f"Finds a loss\nof {percent(LOSS)}": lambda clause: percent(
+                power(clause, confidence=terms.each_confidence)
+            ),
+        },
+        caption=f"A machine as good as the reference, measured as well, passes {whole} "
+        f"with {percent(terms.confidence)} at least: false alarm at most {percent(1 - terms.confidence)}. "
+        "Uncertainty: standard error.",
+    )
+
+
+def terms_lines(terms: AcceptanceTerms) -> Iterator[str]:
+    """What the person who signs must know of the clauses: which are too weak, and what would make them strong."""
+    each = terms.each_confidence
+    for clause in terms.clause:
+        if clause.remedy:
+            found = f"{percent(LOSS)} with {percent(power(clause, confidence=each))}"
+            yield f"too weak: {clause.name}: finds a loss of {found}; {clause.remedy}"
+    sizes = [clause.size_bytes for clause in terms.clause if clause.kind is ClauseKind.BUSBW]
+    largest = max((size for size in sizes if size is not None), default=LARGE_BYTES)
+    has_job = any(clause.kind is ClauseKind.STEP for clause in terms.clause)
+    if largest < LARGE_BYTES and not has_job:
+        yield (
+            f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
+            f"promised at {format_bytes(largest)}"
+        )
+    kinds = {clause.kind for clause in terms.clause}
+    if ClauseKind.STEP in kinds:
+        kinds.add(ClauseKind.GEMM)  # the step holds them
+    if absent := [words for kind, words in _PROMISES.items() if kind not in kinds]:
+        yield (
+            f"caveat: nothing is promised about {', '.join(absent)}: the profile holds none; calibrate a "
+            "reference"
+        )
+
+
+#: What a contract should speak of; a goodput is asked for apart.
+_PROMISES: Final = {
+    ClauseKind.GEMM: "matrix products",
+    ClauseKind.BUSBW: "collectives",
+    ClauseKind.SPREAD: "stragglers",
+    ClauseKind.STEP: "steps",
+}
+
+
+def judgement_table(document: AcceptanceDocument) -> Table:
+    """Every clause beside what was delivered."""
+    return table(
+        f"Acceptance of {document.delivered_name}",
+        document.judged,
+        {
+            "<Clause": "clause.name",
+            "Limit": lambda entry: _limit(entry.clause),
+            "Delivered": lambda entry: (
+                "-" if entry.delivered is None else clause_value(entry.clause, entry.delivered)
+            ),
+            "Uncertainty": lambda entry: (
+                "-" if entry.delivered is None else percent(entry.delivered_error)
+            ),
+            "P(kept)": "probability_kept:%",
+            "<Verdict": "verdict.value",
+        },
+        caption=f"Passed or failed: with {percent(document.terms.each_confidence)} confidence each, which makes "
+        f"{percent(document.terms.confidence)} for all. Uncertainty: standard error of what was delivered.",
+    )
+
+
+def judgement_lines(document: AcceptanceDocument) -> Iterator[str]:
+    """Who is to blame, and what to do where uncertainty is too large."""
+    for entry in document.judged:
+        yield from (f"{entry.clause.name}: {suspect}" for suspect in entry.suspects)
+    if close := document.having(Verdict.CLOSE):
+        was_calibrated = document.delivered_digest is not None
+        longer = "calibrate with a larger --budget" if was_calibrated else "run it more often"
+        yield f"too close to call: {', '.join(close)}; {longer}"
+    if missing := document.having(Verdict.NOT_MEASURED):
+        yield f"not measured, so not accepted: {', '.join(missing)}"
+    weak = [
+        entry.clause.name
+        for entry in document.judged
+        if entry.verdict is Verdict.PASSED and entry.clause.remedy
+    ]
+    if weak:
+        yield (
+            f"passed, but too weak to find a loss of {percent(LOSS)}: {', '.join(weak)}; the clauses say what "
+            "makes them strong"
+        )
+    yield from (f"unmeasured: {sentence}" for sentence in document.unmeasured)
+
+
+_UNITS: Final[dict[str, Callable[[float], str]]] = {
+    "s": format_duration,
+    "share": percent,
+    "ratio": lambda value: f"{number(value)} x",
+}
+
+
+def clause_value(clause: Clause, value: float) -> str:
+    """Text of a value in the unit of its clause."""
+    show = _UNITS.get(clause.unit)
+    return show(value) if show else format_rate(value, clause.unit.removesuffix("/s"))
+
+
+def _limit(clause: Clause) -> str:
+    rule = "at least" if clause.more_is_better else "at most"
+    return f"{rule} {clause_value(clause, clause.limit)}"

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from perfmodel.documents.verdicts import (
+    STEP_MAPE,
     Compared,
     ErrorSummary,
+    Gate,
     ModelsValidationDocument,
     NetworkVerdict,
     PublishedDocument,
@@ -18,17 +20,21 @@ from perfmodel.documents.verdicts import (
 from perfmodel.report import (
     Table,
     bucket_cap,
-    errors,
-    gate_lines,
     gradients,
+    number,
     percent,
     short_label,
     steal_lines,
     table,
-    verdict,
 )
 from perfmodel.units import format_duration
 
+#: From this share of the allowed error on, runs that differ among themselves say little.
+_LARGEST_NOISE_SHARE: Final = 0.75
+#: A gate that allows for more noise than this judges nothing.
+_MOST_EXPECTED_NOISE: Final = 0.1
+#: Further off than this, calibrated settings did not meet noise: something else is wrong.
+_NO_NOISE: Final = 0.5
 _SUMMARY: Final = {
     "Settings": "num_settings",
     "Bias": "bias:+%",
@@ -283,3 +289,57 @@ def families_table(document: StrategiesDocument) -> Table:
             "In 90 %": "coverage:%",
         },
     )
+
+
+def errors(summary: ErrorSummary) -> str:
+    """Bias, MAPE, median and worst in one line."""
+    return (
+        f"bias {percent(summary.bias, signed=True)}, MAPE {percent(summary.mape)}, "
+        f"median {percent(summary.median_absolute)}, worst {percent(summary.worst_absolute)} "
+        f"(n={summary.num_settings})"
+    )
+
+
+def gate_lines(gates: Iterable[Gate]) -> list[str]:
+    """Each gate on a line, with its value and a rule such as ``at most 6.0 %``."""
+
+    def text(gate: Gate, value: float) -> str:
+        return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
+
+    lines = []
+    for gate in gates:
+        bounds = (("at least", gate.at_least), ("at most", gate.at_most))
+        rules = [f"{words} {text(gate, bound)}" for words, bound in bounds if bound is not None]
+        rule, word = " and ".join(rules) or "no threshold", "pass" if gate.passed else "FAIL"
+        lines.append(f"{word}  {gate.name}: {text(gate, gate.value)}, {rule}")
+    return lines
+
+
+def verdict(validation: ValidationDocument | None) -> str:
+    """One line: passed, too noisy to judge, failed and by what, or never checked."""
+    if validation is None:
+        return "NOT VALIDATED: these predictions have not been checked against fresh runs"
+    count = len(validation.gates)
+    if noise := too_noisy(validation):
+        return f"TOO NOISY TO JUDGE: {noise}"
+    if validation.passed:
+        return f"PASSED: {count} of {count} gates held"
+    missed = [gate.name for gate in validation.gates if not gate.passed]
+    names = ", ".join(missed) or "see the log of the run"
+    return f"FAILED: {len(missed)} of {count} gates missed ({names})"
+
+
+def too_noisy(validation: ValidationDocument) -> str:
+    """Which noise leaves the gate on step times little to judge; empty if none does."""
+    allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
+    floor, expected = validation.noise_floor, validation.expected_noise
+    if validation.passed and expected is None:
+        return ""  # gates that do not grow with the noise held all the same
+    if floor is None or allowed is None or floor.mape >= _NO_NOISE:
+        return ""
+    noise = max(floor.mape, expected or 0.0)
+    if floor.mape <= _LARGEST_NOISE_SHARE * allowed and noise <= _MOST_EXPECTED_NOISE:
+        return ""
+    if noise == floor.mape:
+        return f"calibrated settings, run again, are off by {percent(noise)}"
+    return f"runs differed during calibration: one again would be off by {percent(noise)}"

@@ -24,7 +24,7 @@ from perfmodel.documents import unsealed_content
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.hardware import read_cluster
-from perfmodel.documents.importers import read_device_names, read_nccl_paste
+from perfmodel.documents.importers import read_config, read_device_names, read_nccl_paste
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.plan import read_plan
 from perfmodel.documents.profile import (
@@ -33,7 +33,6 @@ from perfmodel.documents.profile import (
     RunColumns,
     read_run_columns,
 )
-from perfmodel.documents.training_configs import read_config
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError

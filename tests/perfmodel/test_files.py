@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from perfmodel import files
+from perfmodel.documents.importers import read_config
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.training_configs import read_config
 from perfmodel.errors import (
     EXIT_FAILURE,
     EXIT_OK,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.training_configs import read_config, size_in_name
+from perfmodel.documents.importers import read_config, size_in_name
 
 FOUNDRY = """
 variables:
