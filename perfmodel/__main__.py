@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C is one line also while its modules are imported."""
     try:
-        from perfmodel.cli.app import main as run  # noqa: PLC0415 - takes most of a short command
+        from perfmodel.cli import main as run  # noqa: PLC0415 - takes most of a short command
 
         run()
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-from perfmodel.cli.app import main
+from perfmodel.cli import main
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _BLOCK: Final = re.compile(

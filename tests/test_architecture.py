@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from perfmodel.cli.app import app
+from perfmodel.cli import app
 from tests.conftest import WITH_RANKS
 from tests.existing import existing
 
@@ -114,7 +114,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 
 _COUNTED = """
 import io, contextlib, sys
-from perfmodel.cli.app import main
+from perfmodel.cli import main
 root, touched, called = sys.argv.pop(1), set(), set()
 def follow(frame, event, _):
     code = frame.f_code

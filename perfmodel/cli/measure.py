@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli import measurement, printing, show_answer, show_progress, working
 from perfmodel.cli import options as opt
+from perfmodel.cli import printing, show_answer, show_progress, working
+from perfmodel.cli.progress import measurement
 from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, Seconds, format_duration
 

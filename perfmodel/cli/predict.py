@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from perfmodel.cli import measurement, printing, show_answer, show_lines, working
 from perfmodel.cli import options as opt
+from perfmodel.cli import printing, show_answer, show_lines, working
+from perfmodel.cli.progress import measurement
 from perfmodel.errors import Interrupted, NotFeasible, PerfModelError, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, format_duration

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from perfmodel.cli import options as opt
 from perfmodel.cli import (
-    measurement,
     printing,
     refuse_failed_gates,
     show_answer,
@@ -16,7 +16,7 @@ from perfmodel.cli import (
     show_progress,
     working,
 )
-from perfmodel.cli import options as opt
+from perfmodel.cli.progress import measurement
 from perfmodel.errors import OutOfTolerance
 
 if TYPE_CHECKING:

@@ -42,8 +42,7 @@ from perfmodel.documents.hardware import (
     shipped_catalogue,
 )
 from perfmodel.documents.importers import TrainingConfig, read_config, size_in_name
-from perfmodel.documents.observed import Logged, Unit, read_observed
-from perfmodel.documents.training_logs import read_log
+from perfmodel.documents.observed import Logged, Unit, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.layout import Recompute

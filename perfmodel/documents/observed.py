@@ -1,12 +1,26 @@
-"""Logged speeds of a training, as a person types them: ``2 nodes of 4: 8.7 s``."""
+"""Logged speeds of a training: typed by a person, ``2 nodes of 4: 8.7 s``, or read from the log of its trainer.
+
+Lines as the trainers of late 2026 write them: Lightning and HF Trainer show tqdm bars, of batches and of
+optimizer steps, HF prints ``train_steps_per_second`` at the end; Megatron-LM "elapsed time per iteration (ms)";
+torchtitan "tps:", which is of one device; llm-foundry "throughput/device/tokens_per_sec".
+"""
 
 import enum
 import math
 import re
-from dataclasses import dataclass
-from typing import Final
+import signal
+import statistics
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple, NoReturn
 
-from perfmodel.errors import UsageError
+from perfmodel.errors import InvalidDocument, UsageError, reading, refuse_unknown
+from perfmodel.files import LastLines, read_last_lines
 from perfmodel.units import decimal, whole
 
 #: Of an observation, or of a pattern for lines of a log.
@@ -173,3 +187,443 @@ def _quantity(text: str, left: str) -> tuple[float | None, Unit | None, str]:
         known = "s, ms, it/s, tokens/s, samples/s, words/s, MFU, TFLOP/s, GiB"
         raise UsageError(f"--observed: {text!r} must hold one number with a unit of {known}")
     return None, None, left
+
+
+#: The first steps still compile, fill caches and warm up.
+_WARM_UP: Final = 3
+_LEAST_LINES: Final = 2
+_MOST_TOLD: Final = 3
+#: A step this many times as long as the median holds an evaluation or a checkpoint.
+_PAUSE: Final = 3.0
+#: First and last third of a log that differ by more are not of one setting.
+_CHANGED: Final = 1.5
+#: Of a pattern of one's own for a whole log. [s]
+_PATIENCE_S: Final = 5.0
+
+
+class _Format(NamedTuple):
+    """One number per line: group ``value`` with its unit, and what must stand before it: ``step``, ``epoch``.
+
+    Two patterns, because one with ``.*`` inside takes time with the square of a line.
+    """
+
+    pattern: str
+    unit: Unit
+    scale: float = 1.0
+    per_device: bool | None = None
+    before: str = ""
+    word: str = ""
+    """Stands in every such line; found in a tenth of the pattern's time."""
+    is_folded: bool = True
+    """Whether lines are read in small letters."""
+
+    def search(self, log: LastLines) -> Iterator[tuple[int, dict[str, str]]]:
+        """Lines with a value: the number of each, and the groups of both patterns."""
+        value, before = re.compile(self.pattern), re.compile(self.before)
+        for number, text in enumerate(log.lines, start=log.skipped + 1):
+            line = text.casefold() if self.is_folded else text
+            found = value.search(line) if line and self.word in line else None
+            start = before.match(line, 0, found.start()) if found else None
+            if found and start and found["value"]:
+                yield number, start.groupdict() | found.groupdict()
+
+
+#: One way to read each text: a choice of where digits part takes time with the square of their number.
+_FLOAT: Final = r"(?P<value>(?:[\d,]*\.\d+|[\d,]*\d)(?:e[+-]?\d+)?)"
+_EPOCH: Final = r".*?epoch (?P<epoch>\d+)"
+_STEP: Final = r".*?step:\s*(?P<step>[\d,]+)"
+_BAR: Final = r"\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
+#: A bar turns from s/it to it/s at one a second: both are read.
+_RATE: Final = rf"{_FLOAT}\s*(?P<rate>s/it|it/s)"
+#: By trainer, the likeliest first: the first that a log holds is read.
+FORMATS: Final = {
+    # Its bar counts batches, not optimizer steps; those of validations name no epoch.
+    # Of a loader without a length it has no end; Rich draws another.
+    "lightning": tuple(
+        _Format(rf"{bar}{_RATE}", Unit.MICRO_STEP, before=_EPOCH, word="epoch")
+        for bar in (
+            _BAR,
+            r"\b\d+it \[[\d:]+,\s*",
+            r"\b(?P<step>\d+)/(?P<total>\d+) [\d:]+ \S [-\d:]+ ",
+        )
+    ),
+    "hf": (
+        _Format(rf"{_BAR}{_RATE}", Unit.STEP, before=rf"(?:{_EPOCH})?", word="<"),
+        _Format(
+            rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS, word="train_steps_per_second"
+        ),
+        _Format(
+            rf"\btrain_steps_per_second\s+= +{_FLOAT}", Unit.STEPS, word="train_steps_per_second"
+        ),
+    ),
+    "megatron": (
+        _Format(
+            rf"elapsed time per iteration \(ms\): {_FLOAT}",
+            Unit.STEP,
+            1e-3,
+            before=r".*?iteration\s+(?P<step>\d+)/",
+            word="elapsed time per iteration",
+        ),
+    ),
+    "torchtitan": (
+        _Format(
+            rf"\b(?:tps|wps): {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP, word="ps: "
+        ),
+        _Format(rf"\bmfu: {_FLOAT}%", Unit.MFU, 0.01, before=_STEP, word="mfu: "),
+    ),
+    "llm-foundry": tuple(
+        _Format(rf"{key}: {_FLOAT}", unit, per_device=per_device, word=key)
+        for key, unit, per_device in (
+            ("throughput/device/tokens_per_sec", Unit.TOKENS, True),
+            ("throughput/batches_per_sec", Unit.STEPS, None),
+            ("throughput/samples_per_sec", Unit.SAMPLES, False),
+        )
+    ),
+}
+#: Groups that a pattern of one's own may name.
+GROUPS: Final = {
+    "s": (Unit.STEP, 1.0, None),
+    "ms": (Unit.STEP, 1e-3, None),
+    "it_per_s": (Unit.STEPS, 1.0, None),
+    "tokens_per_s": (Unit.TOKENS, 1.0, False),
+    "tokens_per_s_per_gpu": (Unit.TOKENS, 1.0, True),
+    "samples_per_s": (Unit.SAMPLES, 1.0, None),
+    "tflops": (Unit.FLOP, 1e12, True),
+}
+
+
+def _formats(name: str) -> Sequence[_Format]:
+    kind, colon, pattern = name.partition(":")
+    if kind != "regex" or not colon:
+        refuse_unknown("--log-format", name, (*FORMATS, "regex:PATTERN"))
+        return FORMATS[name]
+    if len(pattern) > MOST_CHARACTERS:
+        raise UsageError(f"--log-format: pattern must be at most {MOST_CHARACTERS} characters")
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--log-format: pattern {pattern!r} is broken: {error}") from error
+    named = [group for group in compiled.groupindex if group in GROUPS]
+    if len(named) != 1:
+        raise UsageError(
+            f"--log-format: pattern must name one group of {', '.join(GROUPS)}, such as "
+            f"'regex:took (?P<ms>[0-9.]+) ms', got {pattern!r}"
+        )
+    unit, scale, per_device = GROUPS[named[0]]
+    valued = pattern.replace(f"?P<{named[0]}>", "?P<value>")
+    return (_Format(valued, unit, scale, per_device, is_folded=False),)
+
+
+@contextmanager
+def _patience(name: str) -> Iterator[None]:
+    """End what a pattern of one's own searches for too long: some try every way to divide a line.
+
+    The main thread alone can be interrupted; others wait.
+    """
+    if name in FORMATS or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        raise UsageError(
+            f"--log-format: pattern must find its lines within {_PATIENCE_S:g} s; leave out a repetition "
+            f"inside a repetition, such as (a+)+, got {name.removeprefix('regex:')!r}"
+        )
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+#: Levels of ZeRO in words.
+_LEVELS: Final = {"fsdp": "3", "true": "1"}
+#: What the heads of logs say of a run: of HF Trainer, Lightning, torchtitan, and the arguments that Megatron-LM
+#: prints. Each with text that stands in every such line, all in small letters.
+_HEADS: Final = tuple(
+    (name, word, re.compile(pattern))
+    for name, word, pattern in (
+        (
+            "micro_batch",
+            "batch size per device",
+            r"\binstantaneous batch size per device = ([\d,]+)",
+        ),
+        ("micro_batch", "local batch size", r"\blocal batch size:? (\d+)"),
+        ("micro_batch", "micro_batch_size", r"^ *micro_batch_size \.+ (\d+)"),
+        (
+            "accumulation",
+            "gradient accumulation steps",
+            r"\bgradient accumulation steps(?: =|:)? (\d[\d,]*)",
+        ),
+        ("global_batch", "total train batch", r"\btotal train batch size \([^()]*\) = ([\d,]+)"),
+        ("global_batch", "global batch size", r"\bglobal batch size:? *(\d+)"),
+        ("global_batch", "global_batch_size", r"^ *global_batch_size \.+ (\d+)"),
+        ("sequence_length", "sequence length", r"\bsequence length:? (\d+)"),
+        ("sequence_length", "seq_length", r"^ *seq_length \.+ (\d+)"),
+        ("devices", "world_size", r"^ *world_size \.+ (\d+)"),
+        ("devices", "using world size", r"\busing world size: (\d+)"),
+        (
+            "devices",
+            "starting with",
+            r"\bdistributed processes registered. starting with (\d+) proc",
+        ),
+        ("zero", "applied fsdp", r"\bapplied (fsdp) to the model"),
+        ("zero", "use_distributed_optimizer", r"^ *use_distributed_optimizer \.+ (true)"),
+        ("tp", "parallel", r"\btensor[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+        ("pp", "parallel", r"\bpipeline[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+        ("cp", "parallel", r"\bcontext[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+    )
+)
+
+
+def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str, ...]]:
+    """The median speed of the settled steps of a log, and what was left out.
+
+    ``name``: Of ``FORMATS``, or a pattern; None: the one trainer whose lines the log holds.
+
+    Raises ``InvalidDocument`` if there are no steps, warm-up alone, several runs, or lines of several trainers.
+    """
+    formats = None if name is None else _formats(name)
+    with reading(path, "log"):
+        log = read_last_lines(path)
+    known = name or _format_of(path, log)
+    with _patience(known):
+        logged, notes = _read(path, log, known, formats or FORMATS[known])
+    if log.skipped:
+        notes = (
+            f"{path}: of a long log the last {_lines(len(log.lines))} are read, {log.skipped} are left out",
+            *notes,
+        )
+    if name is None:
+        notes = (f"{path}: read as a log of {known}; --log-format names another", *notes)
+    return logged, notes
+
+
+def _format_of(path: Path, log: LastLines) -> str:
+    """The trainer whose lines a log holds; bars with epochs are Lightning's."""
+    held = [
+        name
+        for name, forms in FORMATS.items()
+        if any(next(form.search(log), None) for form in forms)
+    ]
+    if {"lightning", "hf"} <= set(held):
+        held.remove("hf")
+    if len(held) > 1:
+        raise InvalidDocument(
+            f"{path}: log must be of one trainer, but holds lines of {' and '.join(held)}; name one with "
+            "--log-format, or keep one run"
+        )
+    if not held:
+        raise InvalidDocument(
+            f"{path}: log holds no step of {', '.join(FORMATS)}; name its lines with --log-format, such as "
+            f"{_likely_pattern(log.lines)}"
+        )
+    return held[0]
+
+
+_PER_SECOND: Final = r"_?per_?s(?:ec(?:ond)?)?"
+#: What stands before and after a number, by the group of a pattern: keys of fairseq, DeepSpeed, NeMo and others,
+#: then units, the longer ones first.
+_GUESSED: Final = (
+    ("it_per_s", rf"(?:ups|(?:it|iters?|steps?|updates?){_PER_SECOND})", ""),
+    ("tokens_per_s_per_gpu", rf"tok(?:en)?s?{_PER_SECOND}_per_(?:gpu|device)", ""),
+    ("tokens_per_s", rf"(?:wps|tok(?:en)?s?{_PER_SECOND})", ""),
+    ("samples_per_s", rf"(?:curr)?(?:samples?|images?|imgs?){_PER_SECOND}", ""),
+    ("ms", r"(?:step|iter|iteration|batch)?_?time_?\(?ms\)?", ""),
+    ("s", r"(?:(?:train_)?step_timing in s|(?:step_|iter_|batch_)?time(?:_s)?)", ""),
+    ("ms", "", r"\s?ms(?:ec)?(?:/\w+)?"),
+    ("it_per_s", "", r"\s?(?:it|iters?|steps?|batch(?:es)?)/s(?:ec)?"),
+    ("tokens_per_s", "", r"\s?tok(?:en)?s?/s(?:ec)?"),
+    ("samples_per_s", "", r"\s?(?:samples?|images?|imgs?)/s(?:ec)?"),
+    ("s", "", r"\s?s(?:ec(?:onds?)?)?(?:/\w+)?"),
+)
+_MOST_SOUGHT: Final = 2000
+
+
+def _likely_pattern(lines: Sequence[str]) -> str:
+    """A pattern for the number with a key or a unit that most lines hold; an example where none does."""
+    columns = lines[0].split(",") if lines else []
+    for group, key, _ in _GUESSED if len(columns) > 1 else ():
+        for place, name in enumerate(columns):
+            bare = name.strip(' "\r').casefold()
+            # A column "time" is that of a clock, or since the start.
+            if key and re.fullmatch(key, bare, re.IGNORECASE) and not bare.startswith("time"):
+                return f"'regex:^(?:[^,]*,){{{place}}}\"?(?P<{group}>[0-9.eE+-]+)', which reads the column {name}"
+    found: Counter[tuple[str, str, str]] = Counter()
+    for line in lines[:_MOST_SOUGHT]:
+        for group, key, unit in _GUESSED:
+            before = rf"(?<!\w){key}[\"']?\s*[:=]\s*[\"']?" if key else r"(?<![\w.:])"
+            after = rf"({unit})(?![\w/])" if unit else r"()(?![\w./:-])(?!\s(?:ms|us|min)\b)"
+            number = rf"({before})[\d.]*\d{after}"
+            match = re.search(number, line[:MOST_CHARACTERS], re.IGNORECASE)
+            found.update([(group, match[1], match[2])] if match else [])
+    [((group, before, after), count)] = found.most_common(1) or [(("", "", ""), 0)]
+    if count < _LEAST_LINES:
+        return "'regex:took (?P<ms>[0-9.]+) ms'; no line has a time or a speed in a known unit"
+    # Apostrophes would end the shell's word.
+    before = re.sub(r"[()]", r"\\\g<0>", before).replace("'", ".")
+    return f"'regex:{before}(?P<{group}>[0-9.]+){after}', which fits {count} of them"
+
+
+def _read(
+    path: Path, log: LastLines, name: str, formats: Sequence[_Format]
+) -> tuple[Logged, tuple[str, ...]]:
+    for form in formats:
+        found = _lines_of(path, log, form)
+        rows = list(_rows(path, found))
+        if rows:
+            break
+    else:
+        raise InvalidDocument(
+            f"{path}: log holds no step that --log-format {name} knows; name another of "
+            f"{', '.join(FORMATS)}, or regex:PATTERN"
+        )
+    is_summary = len(rows) == 1 and rows[0][0] is None
+    warm_up = 0 if is_summary else _warm_up(rows)
+    settled = rows[warm_up:]
+    if len(settled) < _LEAST_LINES and not is_summary:
+        raise InvalidDocument(
+            f"{path}: log must go on after its warm-up (the first line, steps 1 to {_WARM_UP}) for at least "
+            f"{_LEAST_LINES} lines, got {len(settled)} of {len(rows)}; let the training run longer"
+        )
+    values = [value for _, value in settled]
+    middle = median(values)
+    is_time = form.unit in (Unit.STEP, Unit.MICRO_STEP)
+    paused = [v for v in values if (v > _PAUSE * middle if is_time else v < middle / _PAUSE)]
+    notes = [] if is_summary else [f"{path}: first {_lines(warm_up)} left out as warm-up"]
+    if paused:
+        told = f"{len(paused)} slow {'line' if len(paused) == 1 else 'lines'}"
+        notes.append(f"{path}: {told} left out as pauses (evaluation, checkpoint)")
+    slow = frozenset(paused)
+    kept = [value for value in values if value not in slow]
+    # Bars of other lengths than that which trains.
+    counts = Counter(line.total for line in found)
+    del counts[_training_bar(found)]
+    others = [f"{count} of {total} steps" for total, count in counts.most_common(_MOST_TOLD)]
+    if others:
+        notes.append(f"{path}: bars left out as evaluation or another run: {', '.join(others)}")
+    notes += _changing(path, kept, form)
+    logged = Logged(
+        text=f"{path.name}: {'its summary' if is_summary else f'median of {_lines(len(kept))}'}",
+        value=median(kept) * form.scale,
+        unit=form.unit,
+        per_device=form.per_device,
+    )
+    return replace(logged, **_told(path, (*log.beginning, *log.lines))), tuple(notes)
+
+
+def _lines(count: int) -> str:
+    return "line" if count == 1 else f"{count} lines"
+
+
+def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
+    """Batch, sequence, devices and layout as a log tells them, each the same all along."""
+    found: dict[str, int] = {}
+    for line in lines:
+        low = line.casefold()
+        for name, word, pattern in _HEADS:
+            match = pattern.search(low) if word in low else None
+            try:
+                value = whole(_LEVELS.get(match[1], match[1]).replace(",", "")) if match else 0
+            except ValueError as error:
+                raise InvalidDocument(f"{path}: {name.replace('_', ' ')} {error}") from None
+            if value and found.setdefault(name, value) != value:
+                raise InvalidDocument(
+                    f"{path}: log must be of one run, but has two of {name.replace('_', ' ')}: {found[name]} "
+                    f"and {value}; keep one run"
+                )
+    words = {key: found.pop(key) for key in ("tp", "pp", "cp", "zero") if key in found}
+    shared = {key: size for key, size in words.items() if size > 1 and key != "zero"}
+    layout = " ".join(f"{key}={size}" for key, size in words.items() if key in {*shared, "zero"})
+    if {"micro_batch", "accumulation", "global_batch"} <= found.keys():
+        each = found["micro_batch"] * found["accumulation"]
+        if found["global_batch"] % each == 0 and not shared:
+            found.setdefault("devices", found["global_batch"] // each)
+        del found["global_batch"]
+    return found | ({"layout": layout} if layout else {})
+
+
+class _Line(NamedTuple):
+    """One number of a log."""
+
+    number: int
+    step: int | None
+    value: float
+    total: str | None
+    """Steps of its bar."""
+
+
+def _changing(path: Path, values: Sequence[float], form: _Format) -> Iterator[str]:
+    """A note where the first and the last third of a log are not of one speed."""
+    third = len(values) // 3
+    if third < _LEAST_LINES:
+        return
+    first, last = median(values[:third]), median(values[-third:])
+    if not 1 / _CHANGED < first / last < _CHANGED:
+        yield (
+            f"{path}: speed changes from {first * form.scale:.3g} to {last * form.scale:.3g} {form.unit} along "
+            "the log, as of several runs or settings; keep one"
+        )
+
+
+def _warm_up(rows: Sequence[tuple[int | None, float]]) -> int:
+    """Lines of warm-up: the first, and those of the first steps; a line may stand for many steps.
+
+    Where lines have no steps, a short log may be a line for many steps, too.
+    """
+    steps = [step for step, _ in rows if step is not None]
+    if steps:
+        return max(1, sum(step <= _WARM_UP for step in steps))
+    return _WARM_UP if len(rows) >= 2 * _WARM_UP else 1
+
+
+def _lines_of(path: Path, log: LastLines, form: _Format) -> list[_Line]:
+    """Every number of a format."""
+    found = []
+    for number, groups in form.search(log):
+        text, epoch, total = (groups.get(name) for name in ("step", "epoch", "total"))
+        try:
+            step = (
+                None
+                if text is None
+                else whole(text.replace(",", "")) + whole(epoch or "0") * whole(total or "0")
+            )
+            value = decimal(groups["value"].replace(",", ""))
+            if groups.get("rate") == "it/s" and value:
+                value = 1 / value
+        except ValueError as error:
+            raise InvalidDocument(f"{path}: line {number}: {error}") from None
+        if value == math.inf:
+            raise InvalidDocument(f"{path}: line {number}: must be finite, got {groups['value']}")
+        found.append(_Line(number, step, value, total))
+    return found
+
+
+def _training_bar(found: Sequence[_Line]) -> str | None:
+    """Steps of the bar that trains: its steps take longer than those of any evaluation, however many lines show it."""
+    values: defaultdict[str | None, list[float]] = defaultdict(list)
+    steps: defaultdict[str | None, int] = defaultdict(int)
+    for line in found:
+        values[line.total].append(line.value)
+        steps[line.total] = max(steps[line.total], line.step or len(values[line.total]))
+    return max(values, key=lambda bar: steps[bar] * statistics.median(values[bar]), default=None)
+
+
+def _rows(path: Path, found: Sequence[_Line]) -> Iterator[tuple[int | None, float]]:
+    """Step and value of every line, steps ascending; of bars those of the one that trains."""
+    trains = _training_bar(found)
+    before = -1
+    for number, step, value, total in found:
+        if total != trains:
+            continue
+        if step is not None and step < before:
+            raise InvalidDocument(
+                f"{path}: log must be of one run, but line {number} goes from step {before} back to "
+                f"{step}; keep one run"
+            )
+        if value > 0 and (step is None or step > before):
+            yield step, value
+        before = before if step is None else step

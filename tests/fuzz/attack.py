@@ -19,13 +19,14 @@ from typer.main import get_command
 
 from calibrate.runs import read_run_rows, read_runs
 from calibrate.step_table import read_steps
-from perfmodel.cli.app import app, main
+from perfmodel.cli import app, main
 from perfmodel.documents import unsealed_content
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.importers import read_config, read_device_names, read_nccl_paste
 from perfmodel.documents.observation import read_observations
+from perfmodel.documents.observed import read_log
 from perfmodel.documents.plan import read_plan
 from perfmodel.documents.profile import (
     InferredDocument,
@@ -33,7 +34,6 @@ from perfmodel.documents.profile import (
     RunColumns,
     read_run_columns,
 )
-from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape

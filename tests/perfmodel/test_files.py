@@ -178,7 +178,7 @@ class Missing:
         if name.split('.')[0] in {'psutil', 'torch', 'torchvision', 'matplotlib', 'jinja2', 'anyio'}:
             raise ModuleNotFoundError(f'No module named {name!r}', name=name.split('.')[0])
 sys.meta_path.insert(0, Missing())
-from perfmodel.cli.app import main
+from perfmodel.cli import main
 main()
 """
 

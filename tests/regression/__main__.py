@@ -58,7 +58,7 @@ def run(case: Case) -> Row:
 
 def _perfmodel(words: list[str]) -> tuple[int, str, str]:
     """Exit code and both outputs of a command, in this process."""
-    from perfmodel.cli.app import main  # noqa: PLC0415 - the code under test, late
+    from perfmodel.cli import main  # noqa: PLC0415 - the code under test, late
 
     out, err = io.StringIO(), io.StringIO()
     code: Any = 0

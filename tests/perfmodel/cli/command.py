@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pytest
 
-from perfmodel.cli.app import main
+from perfmodel.cli import main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

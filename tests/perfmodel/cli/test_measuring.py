@@ -15,7 +15,7 @@ from calibrate.environment import describe_environment
 from calibrate.gpus import query_gpus
 from calibrate.launch import Launch
 from calibrate.processes import usable_cores
-from perfmodel.cli import app, measure, validate
+from perfmodel.cli import _ROWS, measure, validate
 from perfmodel.documents.verdicts import PublishedDocument
 from perfmodel.errors import EXIT_INTERRUPTED, EXIT_NOT_FEASIBLE, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE
 from tests.calibrate.samples import table_of
@@ -131,9 +131,9 @@ def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
         if isinstance(function, ast.FunctionDef)
         and "measurement" in {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
     }
-    known = {name for name, row in app._ROWS.items() if row.measures} | {
+    known = {name for name, row in _ROWS.items() if row.measures} | {
         f"{name}_{part}"
-        for name, row in app._ROWS.items()
+        for name, row in _ROWS.items()
         for part, its_row in row.parts.items()
         if its_row.measures
     }

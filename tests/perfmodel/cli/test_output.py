@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 
 from calibrate.campaign import Progress
-from perfmodel import cli as progress
-from perfmodel.cli.app import _Row, _runnable, app
+from perfmodel import cli
+from perfmodel.cli import _Row, _runnable, app, progress
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, UsageError, WrongArgument, check_positive
 from perfmodel.report import wrapped
@@ -93,13 +93,13 @@ def test_the_bar_measures_its_pace_without_the_wait(monkeypatch: pytest.MonkeyPa
 def test_long_computations_are_shown_on_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
-    with progress.working("plan"):
+    monkeypatch.setattr(cli, "_SILENT_S", 0.0)
+    with cli.working("plan"):
         time.sleep(0.1)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress.working("plan"):
+    with cli.working("plan"):
         time.sleep(0.5)
     assert "plan" in capsys.readouterr().err
 

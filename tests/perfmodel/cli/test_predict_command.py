@@ -116,7 +116,7 @@ def test_predicting_a_traced_workload_needs_nothing_that_is_slow_to_import(
     as_file(replace(profile(Machine()), operators=costs_of_the_made_up_machine())).write(machine)
     WorkloadDocument(provenance=PROVENANCE, workload=WORKLOAD, trace=traced()).write(workload)
     code = (
-        "import sys\nfrom perfmodel.cli.app import main\n"
+        "import sys\nfrom perfmodel.cli import main\n"
         f"sys.argv = 'perfmodel predict {asked.format(tmp_path)} --devices 1 --json'.split()\n"
         "try:\n    main()\nfinally:\n"
         "    assert sys.modules.keys().isdisjoint({'torch', 'scipy', 'matplotlib', 'rich'})\n"
