@@ -14,7 +14,6 @@ from pydantic import (
     PositiveInt,
     model_validator,
 )
-from pydantic import model_validator as validator
 
 from perfmodel.documents import Document, Record, Shown, Text, checked, read_toml
 from perfmodel.engine.job import Job
@@ -112,7 +111,7 @@ class Rental(Record):
     effective_fraction: _PositiveShare = 1.0
     """Share of paid time that is training: what interruptions leave, see ``perfmodel goodput``."""
 
-    @validator(mode="after")
+    @model_validator(mode="after")
     def _says_its_share(self) -> Self:
         if self.kind == "spot" and "effective_fraction" not in self.model_fields_set:
             raise ValueError("effective_fraction of spot devices must be given")
@@ -135,7 +134,7 @@ class Budget(Record):
     rent: Annotated[tuple[Rental, ...], Field(min_length=1)]
     egress: Egress | None = None
 
-    @validator(mode="after")
+    @model_validator(mode="after")
     def _comparable(self) -> Self:
         refuse_mixed_currencies(self.prices())
         names = [rental.name for rental in self.rent]
