@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from perfmodel.cost.families import LARGE_KERNEL
 from perfmodel.workload.step import OPTIMIZERS
 
 
@@ -51,7 +50,7 @@ def planned_layers(
         # A kernel in 16 bit tells nothing about that in 32: every layer in both.
         layers = [
             _for_gpu(each, draw, precision, at=2 * at + also)
-            for at, each in enumerate(layers, start=draw.randrange(_ROUND))
+            for at, each in enumerate(layers, start=draw.randrange(_STARTS))
             for also, precision in enumerate(("fp32",) if is_optimizer(each) else ("fp32", "bf16"))
         ]
     draw.shuffle(layers)
@@ -70,7 +69,10 @@ def _between(draw: random.Random, low: float, high: float) -> int:
 
 def _width(draw: random.Random, low: float, high: float) -> int:
     """As layers have them: multiples of 8, of the wider ones half multiples of 64."""
-    width = _between(draw, low, high)
+    return _rounded(draw, _between(draw, low, high))
+
+
+def _rounded(draw: random.Random, width: float) -> int:
     step = 64 if width >= 64 and draw.random() < 0.5 else 8
     return max(step, step * round(width / step))
 
@@ -229,6 +231,7 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
     "bias": (8, _on_rows),
     "group_norm": (8, _image),
     "recurrent": (12, _recurrent),
+    "upsample": (8, _image),
 }
 
 
@@ -241,15 +244,29 @@ _GPU_ELEMENTS: Final = 1e6, 3e8
 _GPU_FLOP: Final = 1e9, 1e12
 #: Kinds with more than two sizes that are no images.
 _OF_SEQUENCES: Final = frozenset({"linear", "product", "attention", "rotate", "embedding"})
-#: Batches of images, and their least sides: a million images of 2 x 2 pixels tell little about any model.
+#: Layers as networks have them: samples, pixels along a side, and channels times that side, which varies less than
+#: either. Every other layer of images is one; the others have more samples of fewer channels.
+_BODY_SAMPLES: Final = 16, 256
+_BODY_SIDES: Final = 7, 112
+_BODY_CHANNELS: Final = 1800, 20_000
+_MOST_CHANNELS: Final = 2048
 _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
-#: Channels and samples of convolutions in bodies of networks: those that do most of the work, and narrow ones, whose
-#: gradients are slow. Of six in a row one is as drawn: draws of all sizes hold few such.
+#: Channels and samples of convolutions that draws of all sizes hold too few of: those that do most of the work, and
+#: narrow ones, whose gradients are slow. Of six in a row.
 _WIDE: Final = (96, 512), (32, 512)
 _NARROW: Final = (8, 32), (256, 4096)
-_BODIES: Final = None, _WIDE, _WIDE, _NARROW, _WIDE, _WIDE
-_BODY_SIDES: Final = 14, 56
+_DENSE: Final = _NARROW, None, _WIDE, None, _WIDE, None
+_DENSE_SIDES: Final = 14, 56
+#: Kernels and strides of convolutions, dense and by channel, as often as networks spend time on them.
+_BODY_KERNELS: Final = {"convolution": (1, 1, 3, 3), "depthwise": (3, 3, 3, 5, 7), "grouped": (3,)}
+_BODY_STRIDES: Final = 1, 1, 1, 2
+#: Channels of one of several groups.
+_BODY_GROUPS: Final = 4, 64
+#: Widths of products in networks.
+_BODY_WIDTHS: Final = 64, 4096
+#: Functions that convolutional networks apply to images, transformers to rows.
+_FUNCTIONS: Final = frozenset({"gelu", "gelu_tanh", "silu"})
 #: Share of layers that stay small: they tell what the shortest kernels take.
 _AS_DRAWN: Final = 0.15
 #: Kinds whose kernels differ between memory formats, and which of five in a row have their channels side by side:
@@ -262,14 +279,20 @@ _OF_IMAGES: Final = frozenset(
 )
 _CHANNELS_LAST: Final = 1, 3
 _ROUND: Final = 5
+#: Layers of networks fill the ranges of samples, sides and channels evenly, however few they are, from one of several
+#: starts: an additive recurrence in three dimensions (Roberts 2018).
+_STEPS: Final = 0.8192, 0.6711, 0.5497
+_STARTS: Final = 1000
 #: Share of products of odd width, as vocabularies have it: matrix units want multiples of 8.
 _UNALIGNED: Final = 0.2
 #: How many times as many classes a loss has: vocabularies.
 _GPU_CLASSES: Final = 1, 4, 16
 #: How many layers more or less than on a CPU: which of its kernels are one there, and whose time rests on more sizes.
 _GPU_WEIGHTS: Final = {
-    **dict.fromkeys(("depthwise", "grouped"), 1.7),
-    **dict.fromkeys(("attention", "layer_norm", "linear", "loss"), 2.0),
+    **dict.fromkeys(("depthwise", "grouped"), 2.1),
+    **dict.fromkeys(("layer_norm", "gelu", "loss"), 2.0),
+    **dict.fromkeys(("attention", "convolution"), 1.3),
+    "linear": 1.5,
     "batch_norm": 4.0,
 }
 #: Widths of heads.
@@ -278,46 +301,89 @@ _GPU_HEADS: Final = 32, 64, 64, 128
 _GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
-def _body(draw: random.Random, low: float, high: float) -> tuple[int, ...]:
-    """Of a convolution in the body of a network, by its fewest and most channels."""
+def _dense(draw: random.Random, low: float, high: float) -> tuple[int, ...]:
+    """Of a convolution by its fewest and most channels."""
     channels, out = (_width(draw, low, high) for _ in range(2))
-    return 1, channels, _between(draw, *_BODY_SIDES), out, draw.choice((1, 3, 3, 3)), 1, 1
+    return 1, channels, _between(draw, *_DENSE_SIDES), out, 3, 1, 1
+
+
+def _spread(at: int, axis: int, low: float, high: float) -> float:
+    """A point of a range on a logarithmic scale; those of all ``at`` fill it evenly."""
+    return low * math.exp(at * _STEPS[axis] % 1 * math.log(high / low))
+
+
+def _body(
+    draw: random.Random, kind: str, sizes: tuple[int, ...], at: int
+) -> tuple[tuple[int, ...], float]:
+    """Of a layer in the body of a network, and its samples."""
+    samples, side = _spread(at, 0, *_BODY_SAMPLES), round(_spread(at, 1, *_BODY_SIDES))
+    low, high = (min(_MOST_CHANNELS, each / side) for each in _BODY_CHANNELS)
+    channels = out = _rounded(draw, _spread(at, 2, low, high))
+    if kind not in _BODY_KERNELS:
+        return (1, channels, side, *sizes[3:]), samples
+    kernel, stride = draw.choice(_BODY_KERNELS[kind]), draw.choice(_BODY_STRIDES)
+    groups = channels if kind == "depthwise" else 1
+    if kind == "convolution":
+        out = _width(draw, max(16, channels / 4), min(_MOST_CHANNELS, 4 * channels))
+    elif kind == "grouped":
+        groups = max(2, channels // _width(draw, *_BODY_GROUPS))
+        channels = out = groups * max(1, channels // groups)
+    return (1, channels, side, out, kernel, stride, groups), samples
+
+
+def _of_images(
+    draw: random.Random, kind: str, sizes: tuple[int, ...], at: int
+) -> tuple[tuple[int, ...], float]:
+    """Sizes of a layer of images, and its samples; ``at``: which layer of the grid."""
+    row = at // 2
+    if kind == "convolution" and (dense := _DENSE[row % len(_DENSE)]):
+        return _dense(draw, *dense[0]), _between(draw, *dense[1])
+    if row % 4 or kind in _BODY_KERNELS:
+        return _body(draw, kind, sizes, at)
+    side = max(sizes[2], _between(draw, *_GPU_SIDES))
+    return (*sizes[:2], side, *sizes[3:]), _between(draw, *_GPU_SAMPLES)
+
+
+def _of_sequences(
+    draw: random.Random, kind: str, sizes: tuple[int, ...], row: int
+) -> tuple[int, ...]:
+    """Sizes of a layer of rows or sequences; ``row``: as above."""
+    match kind:
+        case "linear":
+            inner, out = (_width(draw, *_BODY_WIDTHS) for _ in range(2)) if row % 4 else sizes[1:]
+            return sizes[0], inner, out - (draw.random() < _UNALIGNED)
+        case "product":
+            length = sizes[1] * draw.choice(_GPU_LENGTHS[:2])
+            length = 8 * math.ceil(length / 8) if draw.random() >= _UNALIGNED else length
+            return sizes[0], length, draw.choice(_GPU_HEADS)
+        case "loss":
+            return sizes[0], sizes[1] * draw.choice(_GPU_CLASSES)
+        case "attention":
+            length, width = sizes[2] * draw.choice(_GPU_LENGTHS), draw.choice(_GPU_HEADS)
+            return *sizes[:2], length, width, sizes[4]
+    return sizes
 
 
 def _for_gpu(layer: Layer, draw: random.Random, precision: str, *, at: int) -> Layer:
     """The layer with as many rows or indices, or samples and pixels, as keep a GPU busy; ``at``: which in a row."""
     if is_optimizer(layer):
         return layer
-    is_last = layer.kind in _OF_IMAGES and at % _ROUND in _CHANNELS_LAST
+    kind, row = layer.kind, at // 2
+    is_last = kind in _OF_IMAGES and at % _ROUND in _CHANNELS_LAST
     layer = replace(layer, precision=precision, is_channels_last=is_last)
-    if draw.random() < _AS_DRAWN:
+    if draw.random() < _AS_DRAWN and not (kind == "convolution" and _DENSE[row % len(_DENSE)]):
         return layer
-    body = _BODIES[at // 2 % len(_BODIES)] if layer.kind == "convolution" else None
-    sizes = _body(draw, *body[0]) if body else layer.sizes
-    if layer.kind == "depthwise" and is_last and at // 2 % 2:
-        # Half of these are as ConvNeXt has them.
-        sizes = (*sizes[:4], LARGE_KERNEL, *sizes[5:])
-    if layer.kind == "linear" and draw.random() < _UNALIGNED:
-        sizes = (*sizes[:-1], sizes[-1] - 1)
-    if layer.kind == "product" and draw.random() >= _UNALIGNED:
-        sizes = (sizes[0], 8 * math.ceil(sizes[1] / 8), sizes[2])
-    if layer.kind == "loss":
-        sizes = (sizes[0], sizes[1] * draw.choice(_GPU_CLASSES))
-    if layer.kind == "attention":
-        length, width = sizes[2] * draw.choice(_GPU_LENGTHS), draw.choice(_GPU_HEADS)
-        sizes = (*sizes[:2], length, width, sizes[4])
-    is_image = len(sizes) > 2 and layer.kind not in _OF_SEQUENCES
-    if is_image and not body:
-        side = max(sizes[2], _between(draw, *_GPU_SIDES))
-        sizes = (*sizes[:2], side, *sizes[3:])
-    elements, flop = _per_sample(layer.kind, sizes[1:])
     low, high = _GPU_ELEMENTS
-    samples = body[1] if body else _GPU_SAMPLES
-    number = _between(draw, *samples) if is_image else _between(draw, low, high) / elements
-    if flop > 0:
-        least = 0.0 if is_image else _GPU_FLOP[0] / flop
-        number = min(max(number, least), _GPU_FLOP[1] / flop)
-    return replace(layer, sizes=(max(1, round(min(number, high / elements))), *sizes[1:]))
+    is_image = len(layer.sizes) > 2 and kind not in _OF_SEQUENCES
+    if is_image or (kind in _FUNCTIONS and row % 2):
+        sizes, number = _of_images(draw, kind, layer.sizes, at)
+        elements, flop = _per_sample(kind, sizes[1:])
+    else:
+        sizes = _of_sequences(draw, kind, layer.sizes, row)
+        elements, flop = _per_sample(kind, sizes[1:])
+        number = max(_between(draw, low, high) / elements, _GPU_FLOP[0] / flop if flop else 0.0)
+    number = min(number, high / elements, _GPU_FLOP[1] / flop if flop else math.inf)
+    return replace(layer, sizes=(max(1, round(number)), *sizes[1:]))
 
 
 def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
@@ -336,6 +402,8 @@ def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
             flop = 2.0 * channels * out / groups * (kernel * side / stride) ** 2
         case "embedding", (_, width):
             elements = width
+        case "upsample", (channels, side):
+            elements = 4 * channels * side**2
         case _, (channels, side, *_):
             elements = channels * side**2
         case _:

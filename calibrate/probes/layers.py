@@ -268,6 +268,9 @@ _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "adaptive_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 7)),
     "residual": lambda layer: _function(lambda a, b: (a + b) * 2, *(_square(layer),) * 2),
     "scale": _scale,
+    "upsample": _elementwise(
+        lambda image: functional.interpolate(image, scale_factor=2, mode="bilinear")
+    ),
     "bias": lambda layer: _function(torch.add, layer.sizes, layer.sizes[1:]),
     "max_pool": _pool,
     "average_pool": _pool,
@@ -296,6 +299,8 @@ _GPU_CHAIN_BYTES: Final = GIB
 #: Read and written between layers: weights of other layers go through the second cache, and push out
 #: what the interpreter and light operators have there.
 _BETWEEN: Final = TensorSpec(shape=(2**20,), dtype="bool")
+#: It makes the gradients that layers begin from; no model calls it.
+_GRADIENT_OF_GPU: Final = "aten.randn_like.default"
 #: Every layer has views, and all views cost the same: these layers have every kind.
 _VIEWED: Final = ("rotate", "product")
 _METHOD: Final = StepMethod(
@@ -344,7 +349,8 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
             known = positions.get(operator)
             position = append(operator, phase) if known is None else call(known, phase)
             positions[operator] = position
-            if not operator.view or layer.layer.kind in _VIEWED:
+            is_made = operator.name == _GRADIENT_OF_GPU
+            if (not operator.view or layer.layer.kind in _VIEWED) and not is_made:
                 timed.add((position, phase))
 
     for layer in layers:

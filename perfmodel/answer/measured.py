@@ -433,11 +433,18 @@ def _note_on_crossing(machine: MeasuredMachine, cluster: "Cluster") -> Iterator[
     yield said + ("; 'measured' names those measured" if machine.between_nodes else "")
 
 
+#: A caveat is one line.
+_NAMED_FAMILIES: Final = 3
+
+
 def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
     """How a workload that was never run came to its times."""
     name = workload.workload.name
     names = ", ".join(workload.untimed)
     untimed = (f"never timed, taken at the machine's peak: {names}",) if names else ()
+    if far := sorted({family.replace("_backward", "") for family in workload.far}):
+        more = f" and {len(far) - _NAMED_FAMILIES} more" if len(far) > _NAMED_FAMILIES else ""
+        untimed = (*untimed, f"far from every timing: {', '.join(far[:_NAMED_FAMILIES])}{more}")
     if profile.rescaling is not None:
         return untimed
     if profile.workload(name) is not None:

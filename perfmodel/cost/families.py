@@ -101,6 +101,15 @@ _ALIGNMENT_BYTES: Final = 16
 #: Of tensors of several floating types: their kernels read one element at a time.
 _MIXED: Final = " of mixed types"
 _HALVES: Final = ("bfloat16", "float16")
+#: Beginnings of the names that kernels have on a processor, and on a GPU.
+_KERNELS_OF_GPU: Final = {
+    "native_batch_norm": ("cudnn_batch_norm",),
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+    ),
+}
 _WARP: Final = 32
 _BLOCKS_AT_A_TIME: Final = 300
 #: Limits of PyTorch's rule between them.
@@ -185,6 +194,26 @@ def wider_families(name: str) -> tuple[str, ...]:
     closest += [each.replace(_GROUPED, f"{_GROUPED}{_ODD}") for each in closest[4:]]
     found = [f"{each}{kind}" for kind in (half, "") for each in closest]
     return tuple(each for each in dict.fromkeys(found) if each != name)
+
+
+def kernels_of_gpu(name: str) -> tuple[str, ...]:
+    """Families of CUDA's kernels for what a trace without a GPU records under another name; few profiles hold all."""
+    return tuple(
+        name.replace(recorded, kernel)
+        for recorded, kernels in _KERNELS_OF_GPU.items()
+        for kernel in kernels
+        if name.startswith(recorded)
+    )
+
+
+def unlike_families(name: str) -> tuple[str, ...]:
+    """Convolutions that differ in memory format or precision alone, where nothing closer was timed."""
+    if not convolves(name):
+        return ()
+    bare = name.removesuffix(IN_HALF)
+    plain = _without_details(bare).replace(_ODD, "").replace(_PADDED, "").replace(_PATCHES, _DENSE)
+    found = (f"{plain}{last}{half}" for half in ("", IN_HALF) for last in ("", _CHANNELS_LAST))
+    return tuple(each for each in found if each != name)
 
 
 def all_functions(name: str) -> str | None:

@@ -102,6 +102,7 @@ def traced_profile(
         for phase in Phase
     }
     untimed = {name for steps in by_curves.values() for p in steps.values() for name in p.untimed}
+    far = {name for steps in by_curves.values() for p in steps.values() for name in p.far}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
@@ -112,6 +113,7 @@ def traced_profile(
         measured_batches=batches,
         trained=tuple(each for batch in batches for each in _trained(exact, steps[batch])),
         untimed=tuple(sorted(untimed)) if not batches else (),
+        far=tuple(sorted(far)) if not batches else (),
     )
 
 

@@ -43,7 +43,15 @@ SIZES: dict[tuple[int, ...], tuple[str, ...]] = {
     (6, 50, 16): ("embedding",),
     (6, 16): ("rms_norm", "layer_norm", "gelu", "gelu_tanh", "softmax", "dropout", "bias", "loss"),
     (2, 8, 5): (
-        *("batch_norm", "channel_norm", "global_pool", "adaptive_pool", "residual", "scale"),
+        *(
+            "batch_norm",
+            "channel_norm",
+            "global_pool",
+            "adaptive_pool",
+            "residual",
+            "scale",
+            "upsample",
+        ),
         *("concatenate", "permute", "roll", "group_norm"),
     ),
 }
@@ -257,6 +265,19 @@ def test_layers_of_a_gpu_have_both_memory_formats_and_products_of_odd_width() ->
         if e.is_channels_last and e.kind == "depthwise" and e.sizes[4] == 7
     }
     assert large == {"fp32", "bf16"}
+
+
+def test_layers_of_a_gpu_fill_the_ranges_of_networks() -> None:
+    """In a short calibration, too: channels by side, groups by their width, samples of both kinds."""
+    short = planned_layers(share=0.1, optimizer_share=0.2, device_kind="cuda")
+    images = [e for e in short if e.kind in ("depthwise", "batch_norm") and e.sizes[0] > 1]
+    assert sum(e.sizes[1] >= 256 for e in images) >= 8
+    assert sum(e.sizes[1] <= 128 for e in images) >= 8
+    wide = [e.sizes[1] * e.sizes[2] for e in images if 16 <= e.sizes[0] <= 256]
+    assert sum(1500 <= each <= 25_000 for each in wide) >= len(images) / 2
+    groups = [(e.sizes[1] // e.sizes[6], e.sizes[6]) for e in short if e.kind == "grouped"]
+    assert sum(4 <= width <= 64 for width, _ in groups) >= len(groups) / 2
+    assert max(count for _, count in groups) >= 16
 
 
 def test_numbers_that_attention_of_cudnn_drew_are_made_up_where_its_results_are() -> None:

@@ -16,9 +16,11 @@ from perfmodel.cost.families import (
     features,
     is_half,
     is_of_optimizer,
+    kernels_of_gpu,
     optimizer_family,
     optimizer_features,
     optimizer_work,
+    unlike_families,
     wider_families,
     work,
 )
@@ -348,6 +350,27 @@ def test_families_are_looked_up_where_others_like_them_were_timed() -> None:
     assert family(replace(called, view=True)) == "view"
     kind = optimizer_family("adamw", "fused")
     assert (is_of_optimizer(kind), is_of_optimizer("pointwise")) == (True, False)
+
+
+def test_kernels_of_a_gpu_are_found_under_the_names_of_a_trace_without_one() -> None:
+    assert kernels_of_gpu("native_batch_norm_backward channels last") == (
+        "cudnn_batch_norm_backward channels last",
+    )
+    attention = "_scaled_dot_product_flash_attention_for_cpu_backward in 16 bit"
+    assert kernels_of_gpu(attention) == tuple(
+        f"_scaled_dot_product_{kernel}_attention_backward in 16 bit"
+        for kernel in ("cudnn", "flash", "efficient")
+    )
+    assert kernels_of_gpu("matmul") == ()
+
+
+def test_a_convolution_without_timings_is_like_that_of_another_format_or_precision() -> None:
+    of_groups = unlike_families("convolution_backward grouped of odd widths")
+    assert of_groups[:2] == (
+        *("convolution_backward grouped", "convolution_backward grouped channels last"),
+    )
+    assert of_groups[2:] == tuple(f"{name} in 16 bit" for name in of_groups[:2])
+    assert unlike_families("matmul") == ()
 
 
 #: What the operators of traced steps are called.

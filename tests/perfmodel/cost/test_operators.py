@@ -115,7 +115,8 @@ def test_a_call_is_read_off_a_timed_member(size: int, evidence: Evidence) -> Non
     away = abs(math.log(size / 1000))
     [found] = OperatorDurations(BY_HAND).durations([(addition(size), 1)], Phase.FORWARD)
     assert found.time_s == pytest.approx((2e-6 + 28e-9 * size) * math.exp(0.1 + 0.2**2 / 2))
-    error = math.hypot(left_open(math.sqrt(2.5) * away), 0.1 * 3 * away)
+    far = 0.8 if evidence is Evidence.EXTRAPOLATED else 0.0
+    error = math.hypot(left_open(math.sqrt(2.5) * away), 0.1 * 3 * away, far)
     assert found.log_error == pytest.approx(error)
     assert (found.evidence, found.family) == (evidence, "pointwise")
 
@@ -144,7 +145,7 @@ def test_errors_add_up_in_a_family_and_mix_between_families(size: int, evidence:
     calls = [(addition(1000), 3), (mystery, 1), (addition(2000), 2)]
     table = OperatorDurations(BY_HAND)
     first, unknown, second = table.durations(calls, Phase.FORWARD)
-    assert unknown.time_s == pytest.approx(1e-9 + 2 * 8 * size / 1e10)
+    assert unknown.time_s == pytest.approx(5.05e-8 + 2 * 8 * size / 1e10)
     assert (unknown.log_error, unknown.evidence) == (UNKNOWN_LOG_ERROR, Evidence.ASSUMED)
     total_s = 3 * first.time_s + 2 * second.time_s + unknown.time_s
     together_s = 3 * first.time_s * first.log_error + 2 * second.time_s * second.log_error
@@ -154,7 +155,22 @@ def test_errors_add_up_in_a_family_and_mix_between_families(size: int, evidence:
     assert found.relative_error == pytest.approx(math.hypot(own, 0.4))
     assert (found.evidence, found.untimed) == (evidence, ("aten.mystery.default",))
     free = table.durations([(operator("aten.mystery.default", (), ()), 1)], Phase.FORWARD)
-    assert (free[0].time_s, free[0].evidence) == (1e-9, Evidence.INTERPOLATED)
+    assert free[0].time_s == pytest.approx(5.05e-8)
+    assert free[0].evidence is Evidence.INTERPOLATED
+
+
+def test_calls_far_from_every_timing_widen_the_interval_and_are_named() -> None:
+    """A tensor of ten times the timed sizes, beside one whose time does not count."""
+    table = OperatorDurations(machine())
+    sizes = [math.exp(point[0]) / 8 for f in machine().families for point in f.features]
+    near, far = addition(10**6), addition(round(100 * max(sizes)))
+    [found] = table.durations([(far, 1)], Phase.FORWARD)
+    assert found.evidence is Evidence.EXTRAPOLATED
+    assert found.log_error >= 0.8
+    assert table.phase([(near, 1)], Phase.FORWARD).far == ()
+    assert table.phase([(near, 1), (far, 1)], Phase.FORWARD).far == (found.family,)
+    many = round(40 * found.time_s / price_s(near))
+    assert table.phase([(near, many), (far, 1)], Phase.FORWARD).far == ()
 
 
 def test_what_was_measured_in_place_comes_first_that_of_the_own_step_before_others() -> None:
@@ -199,7 +215,7 @@ def test_an_update_costs_each_tensor_its_call_its_bytes_and_its_share_of_a_step(
     found = table.optimizer(step)
     assert found.time_s == pytest.approx(sum(each_s) * math.exp(0.1 + 0.2**2 / 2))
     away = math.log(256)
-    errors = left_open(0.0), math.hypot(left_open(away), 0.1 * away)
+    errors = left_open(0.0), math.hypot(left_open(away), 0.1 * away, 0.8)
     own = sum(map(math.prod, zip(each_s, errors, strict=True))) / sum(each_s)
     assert found.relative_error == pytest.approx(math.hypot(own, 0.4))
     assert found.untimed == ()
