@@ -37,12 +37,12 @@ _MOST_FOLDS: Final = 10
 #: models are worth as much: devices left out of a prior over five (docs/published.md).
 UNSEEN_DEVICE_ERROR: Final = 0.45
 _WORTH: Final = 4.0
-#: Standard deviations, in log, of constants: of families between devices of one generation, of all else there and
-#: of families between generations, and of hosts between generations. Chosen on the errors of devices left out one
-#: by one: these errors are seen, no judge of the choice.
-_OF_A_FAMILY: Final = 0.2
-_OF_A_DEVICE: Final = 0.3
-_OF_A_HOST: Final = 1.0
+#: Standard deviations, in log, of constants between devices of one generation and between generations. In all but
+#: families and hosts two cards of a generation differ nearly as much as any two. Chosen on the errors of devices
+#: left out one by one: these errors are seen, no judge of the choice.
+_OF_A_FAMILY: Final = (0.2, 0.3)
+_OF_A_HOST: Final = (0.3, 1.0)
+_OF_A_DEVICE: Final = (0.4, 0.1)
 #: What all devices have in common varies this much more than what is believed before any: rows decide.
 _COMMON: Final = 4.0
 #: The same of a family between fp32 and 16 bit, beyond what the peaks say.
@@ -305,8 +305,8 @@ def _kriged(
 
 def _variances(name: str) -> tuple[float, float]:
     """Of the logarithm between devices of one generation, and between generations."""
-    within = _OF_A_FAMILY if name.startswith(ARITHMETICS) else _OF_A_DEVICE
-    between = _OF_A_HOST if name.startswith("host") else _OF_A_DEVICE
+    is_family, is_host = name.startswith(ARITHMETICS), name.startswith("host")
+    within, between = _OF_A_FAMILY if is_family else _OF_A_HOST if is_host else _OF_A_DEVICE
     return within**2, between**2
 
 

@@ -107,13 +107,17 @@ def fit_of(generation: str, factor: float) -> DeviceFit:
     )
 
 
-def test_a_device_is_expected_to_be_most_like_those_of_its_generation() -> None:
+def test_families_are_expected_to_be_most_like_those_of_the_generation() -> None:
     fits = [fit_of("old", 1.0), fit_of("new", 2.0)]
-    old, new, other = (prior_over(fits, g)["memory"] for g in ("old", "new", "other"))
-    middle = first_priors()["memory"].median
+    name = "fp32 conv forward rate"
+    old, new, other = (prior_over(fits, g)[name] for g in ("old", "new", "other"))
+    middle = first_priors()[name].median
     assert 1 < old.median / middle < 2**0.5 < new.median / middle < 2
     assert old.median < other.median < new.median
     assert new.log_sigma < other.log_sigma
+    memory = [prior_over(fits, g)["memory"].median for g in ("old", "other", "new")]
+    assert 1 < memory[1] / memory[0] < 1.1, "cards of one generation differ nearly as any two"
+    assert 1 < memory[2] / memory[1] < 1.1
 
 
 def test_without_rows_that_tell_batch_normalisation_is_as_on_other_devices() -> None:
