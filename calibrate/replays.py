@@ -36,6 +36,8 @@ _SMALLEST_S = 1e-8
 #: Sums of a step are no better known than this.
 _SMALLEST_ERROR = 0.01
 
+#: Rounds of one start of processes. Starts differ by 2 % (0 to 6, by model), runs of one by 3 %.
+_RUNS_PER_START: Final = 2
 #: Of a step on one device, without its input.
 _PHASES = PHASES[1:]
 
@@ -144,13 +146,26 @@ def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, 
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
-    """How far one replay is off its step's mean, in log: what few rounds of one step cannot tell."""
+    """How far one replay is off its step's mean, in log: what few rounds of one step cannot tell.
 
-    def log(entry: ReplayObservation) -> float:
-        return math.log(max(_SMALLEST_S, entry.trained_s or replayed_s([entry])))
+    Starts of processes differ, and so do runs of one: random effects b and w. With n runs in S starts
 
-    squares = [float(np.var([*map(log, group)], ddof=1)) for group in groups if len(group) > 1]
-    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+        mean square of starts = sum over starts of runs * (mean of a start - mean)^2 / (S - 1) = w^2 + n/S b^2
+
+    is n times the variance of the mean. It counts where it is more than the variance of single runs, for b^2 >= 0.
+    """
+    squares, of_starts = [], []
+    for group in (group for group in groups if len(group) > 1):
+        starts: dict[int, list[float]] = defaultdict(list)
+        for entry in group:
+            time_s = max(_SMALLEST_S, entry.trained_s or replayed_s([entry]))
+            starts[start_of(entry.round)].append(math.log(time_s))
+        runs = [np.full(len(logs), np.mean(logs)) for logs in starts.values()]
+        squares.append(np.var([log for logs in starts.values() for log in logs], ddof=1))
+        if len(starts) > 1:
+            means = np.concatenate(runs)
+            of_starts.append(np.var(means) * len(means) / (len(starts) - 1))
+    return math.sqrt(max([float(np.mean(each)) for each in (squares, of_starts) if each] or [0.0]))
 
 
 def _measured_step(
@@ -202,6 +217,11 @@ def _measured_step(
         ddp_s={ranks: (time_s, errors[ranks]) for ranks, time_s in trained_s.items()},
         calls=group[-1].calls,
     )
+
+
+def start_of(round_: int) -> int:
+    """Which start of processes a round belongs to: one start serves so many in a row."""
+    return round_ // _RUNS_PER_START
 
 
 def replays_in(observations: Path) -> list[ReplayObservation]:

@@ -47,7 +47,7 @@ from calibrate.task import (
     failure_of,
     num_ranks,
 )
-from perfmodel.documents.observation import Observation
+from perfmodel.documents.observation import FailedObservation, Observation
 from perfmodel.layout import parse_layout
 
 #: Of a training on several ranks, its model built and drawn: the slowest takes some 10 s. [s]
@@ -97,8 +97,14 @@ def _carried_out(
 def _alone(
     order: WorkOrder, ranks: Ranks, *, in_place: bool
 ) -> tuple[CarryOut, Callable[[], None]]:
-    """Each task in new processes; nothing is left of one that fails. What took too long is not trained again."""
-    hung: set[str] = set()
+    """Each task in new processes; nothing is left of one that fails. What took too long is not trained again.
+
+    That holds in later starts, too.
+    """
+    said = f"training took longer than {_LONGEST_S:g} s; ranks may wait for each other"
+    lines = Path(order.output).read_text(encoding="utf-8").splitlines() if in_place else ()
+    failed = map(FailedObservation.model_validate_json, (line for line in lines if said in line))
+    hung = {entry.setting.workload for entry in failed}
 
     def observe(task: Task) -> str:
         size = num_ranks(task)
@@ -113,7 +119,6 @@ def _alone(
         act = partial(observe, task)
         if not isinstance(task, ReplayTask) or task.world_size == 1:
             return ranks.carry_out(act)
-        said = f"training took longer than {_LONGEST_S:g} s; ranks may wait for each other"
         if task.workload in hung:
             raise TimeoutError(f"{said} (in an earlier round)")
         try:

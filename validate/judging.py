@@ -18,8 +18,7 @@ from scipy.special import bdtrik
 from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.experiment import doubling_sizes, is_short
 from calibrate.summary import Estimate, calibrated_setting, estimate
-from calibrate.task import ReplayTask, StepTask, Task
-from calibrate.workloads import repeated
+from calibrate.task import StepTask, Task
 from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import LoopObservation, Observation
 from perfmodel.documents.verdicts import (
@@ -102,22 +101,6 @@ def launches(
     if request.budget == "quick":
         return (tuple(itertools.chain.from_iterable(repetitions)),)
     return repetitions
-
-
-def replay_rounds(
-    tasks: Sequence[ReplayTask], *, seed: int, num_rounds: int
-) -> tuple[tuple[ReplayTask, ...], ...]:
-    """Every model in place, its rounds spread over as many seconds as by ``predict``: those of two alternate.
-
-    Ranks start as often as there are rounds, each time for other models.
-    """
-    order = shuffled(tasks, f"{seed}-replays")
-
-    def alternating(own: Sequence[ReplayTask]) -> tuple[ReplayTask, ...]:
-        runs = ((at // 2, run) for at, each in enumerate(own) for run in repeated(each, num_rounds))
-        return tuple(run for _, run in sorted(runs, key=lambda one: (one[0], one[1].round)))
-
-    return tuple(alternating(order[start::num_rounds]) for start in range(num_rounds))
 
 
 def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]:

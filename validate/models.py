@@ -1,6 +1,6 @@
 """Use case: predict models drawn at random, train them in a plain loop, and judge the predictions."""
 
-import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +16,7 @@ from calibrate.random_models import RandomModel, draw
 from calibrate.ranks import traced_as
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, StepTask, Task
+from calibrate.workloads import in_starts
 from perfmodel.answer import Question, answer, interval, open_workload
 from perfmodel.documents.observation import (
     ReplayObservation,
@@ -53,7 +54,6 @@ from validate.judging import (
     judged,
     launches,
     measured_steps,
-    replay_rounds,
     shuffled,
     summarise,
     summarise_any,
@@ -69,8 +69,8 @@ TOLERANCES: Final = {
     "curves": Tolerances(step_mape=0.14, step_worst=0.50),
 }
 _DDP_MAPE: Final = 0.07
-#: How often ranks start before the loops of what they trained: a host drifts within a quarter of an hour.
-_STARTS_PER_BLOCK: Final = 2
+#: That train, in the same starts, before the loops of them all: a host drifts within a quarter of an hour.
+_MODELS_PER_BLOCK: Final = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,30 +288,20 @@ def _blocks(
     }
     # What DDP adds to GPUs is measured by the calibration alone.
     on_ranks = ranks if here.device_kind == "cpu" else dict.fromkeys(ranks, 1)
-    starts = replay_rounds(
-        [
-            entry.in_place(request.folder, budget.replay_s, on_ranks[entry.model.name])
-            for entry in traced
-        ],
-        seed=request.seed,
-        num_rounds=budget.replay_rounds,
-    )
-    if here.device_kind != "cpu" and len(starts) <= _STARTS_PER_BLOCK:
-        # A GPU's host drifts within a minute: once all models, then all again, without another start.
-        every = itertools.chain.from_iterable(starts)
-        starts = (tuple(sorted(every, key=lambda task: task.round)),)
+    order = shuffled(traced, f"{request.seed}-replays")
+    num_blocks = math.ceil(len(order) / _MODELS_PER_BLOCK)
     found = []
-    for at in range(0, len(starts), _STARTS_PER_BLOCK):
-        trainings = starts[at : at + _STARTS_PER_BLOCK]
-        names = {task.workload for tasks in trainings for task in tasks}
+    for block in (order[first::num_blocks] for first in range(num_blocks)):
+        tasks = [
+            entry.in_place(request.folder, budget.replay_s, on_ranks[entry.model.name])
+            for entry in block
+        ]
         settings = {
             entry.setting(world_size): entry
-            for entry in traced
-            if entry.model.name in names
+            for entry in block
             for world_size in sorted({1, ranks[entry.model.name]})
         }
-        if settings:
-            found.append(_Block(trainings=trainings, settings=settings))
+        found.append(_Block(trainings=in_starts(tasks, budget.replay_rounds), settings=settings))
     return tuple(found)
 
 

@@ -19,6 +19,7 @@ from calibrate.launch import Launcher
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
 from calibrate.task import LayoutTask, ReplayTask
+from calibrate.workloads import in_starts
 from perfmodel.answer import Question, answer, open_workload
 from perfmodel.documents.observation import (
     LayoutObservation,
@@ -41,7 +42,6 @@ from validate.judging import (
     compared,
     families,
     judged,
-    replay_rounds,
     shuffled,
     wait_for_another_occasion,
 )
@@ -141,11 +141,7 @@ def validate_strategies(
         Campaign(
             folder=request.folder / IN_PLACE,
             plan={"stage": "validate strategies, in place", "seed": request.seed},
-            rounds=replay_rounds(
-                trace_stacks(request, drawn, budget),
-                seed=request.seed,
-                num_rounds=budget.replay_rounds,
-            ),
+            rounds=in_starts(trace_stacks(request, drawn, budget), budget.replay_rounds),
             placement=here,
         ),
         launcher,

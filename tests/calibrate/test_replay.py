@@ -309,6 +309,28 @@ def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:
         assert step.relative_error == pytest.approx(0.1 / math.sqrt(2))
 
 
+@pytest.mark.parametrize(
+    ("logs", "variance"),
+    [
+        # Starts are 0.4 apart, runs of one alike: 4 x 0.2^2 / (2 - 1), over 4 runs.
+        ((0.0, 0.0, 0.4, 0.4), 0.04),
+        # Starts alike, runs 0.4 apart: as far as single runs tell, 4 x 0.2^2 / 3, over 4 runs.
+        ((0.0, 0.4, 0.0, 0.4), 0.04 / 3),
+        # A single start tells nothing of another.
+        ((0.0, 0.4), 0.04),
+    ],
+)
+def test_a_mean_is_as_uncertain_as_starts_of_processes_differ(
+    logs: tuple[float, ...], variance: float
+) -> None:
+    trained = [
+        replayed(0.01).model_copy(update={"round": at, "trained_s": math.exp(log)})
+        for at, log in enumerate(logs)
+    ]
+    (step,) = measured_steps(trained)
+    assert step.relative_error == pytest.approx(math.sqrt(variance))
+
+
 def test_a_training_counts_more_than_replays_without_one() -> None:
     """Two that took 2 and 8 s: 4 s, off by log 4 over the root of 2 and of two rounds."""
     trained = [replayed(0.01).model_copy(update={"trained_s": each_s}) for each_s in (2.0, 8.0)]

@@ -15,9 +15,18 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from calibrate import ranks as module
 from calibrate.ranks import Ranks, join
-from calibrate.task import CollectiveTask, ReplayTask, StepTask, Task, WorkOrder, num_ranks
+from calibrate.task import (
+    CollectiveTask,
+    ReplayTask,
+    StepTask,
+    Task,
+    WorkOrder,
+    failure_of,
+    num_ranks,
+)
 from calibrate.worker import _alone, _carried_out
 from perfmodel.documents.observation import FailedObservation, read_observations
+from perfmodel.files import append_line
 from perfmodel.layout import RunSetting, Synchronisation
 
 ALONE = RunSetting(
@@ -119,8 +128,9 @@ def test_a_rank_that_lost_another_one_says_why_that_failed_if_it_tells(tmp_path:
 
 
 def test_a_model_whose_ranks_take_too_long_is_not_trained_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Neither by the same ranks nor by those of a later start."""
     limits_s: list[float | None] = []
 
     def never(_ranks: Ranks, _act: object, *, within_s: float | None = None) -> str:
@@ -128,15 +138,21 @@ def test_a_model_whose_ranks_take_too_long_is_not_trained_again(
         raise TimeoutError
 
     monkeypatch.setattr(Ranks, "carry_out", never)
-    order = WorkOrder(device_kind="cpu", output="", tasks=(REPLAY,))
+    output = tmp_path / "observations.jsonl"
+    output.touch()
+    order = WorkOrder(device_kind="cpu", output=str(output), tasks=(REPLAY,))
     ranks = Ranks(rank=0, world_size=2, store=HashStore())
     carry_out, _ = _alone(order, ranks, in_place=True)
     together = REPLAY.model_copy(update={"world_size": 2})
     other = together.model_copy(update={"workload": "other"})
     ends = "ranks may wait for each other"
     for task, end in ((together, ends), (together, "earlier round[)]"), (other, ends)):
-        with pytest.raises(TimeoutError, match=f"longer than 60 s.*{end}$"):
+        with pytest.raises(TimeoutError, match=f"longer than 60 s.*{end}$") as said:
             carry_out(task)
+    append_line(output, failure_of(together, f"under DDP: {said.value}").model_dump_json())
+    carry_out, _ = _alone(order, ranks, in_place=True)
+    with pytest.raises(TimeoutError, match="earlier round"):
+        carry_out(together)
     assert limits_s == [60, 60]
 
 

@@ -11,6 +11,7 @@ from calibrate.campaign import write_plan
 from calibrate.experiment import BUCKET_CAPS_MB as CALIBRATED_CAPS_MB
 from calibrate.summary import Estimate
 from calibrate.task import ReplayTask, StepTask
+from calibrate.workloads import in_starts
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import Repeatability
 from perfmodel.statistics import Interval
@@ -28,7 +29,6 @@ from validate.judging import (
     launches,
     passed,
     repeated_settings,
-    replay_rounds,
     rounds,
     summarise,
     summarise_any,
@@ -125,7 +125,7 @@ def test_ranks_start_again_for_every_repetition_but_of_the_quick_budget(
     tmp_path: Path, budget: str, starts: int
 ) -> None:
     request = ProfileRequest(profile=profile(Machine()), folder=tmp_path, budget=budget)
-    planned = replay_rounds(replays(3), seed=3, num_rounds=2)
+    planned = in_starts(replays(3), num_rounds=4)
     started = launches(planned, request)
     assert len(started) == starts
     assert [task for tasks in started for task in tasks] == [*planned[0], *planned[1]]
@@ -137,18 +137,6 @@ def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_p
     in_place = tmp_path / "in-place"
     write_plan(in_place, {"seed": 4711})
     assert campaign_seed(tmp_path, None) == 4711
-
-
-def test_rounds_of_two_models_alternate_in_one_launch() -> None:
-    models = replays(5)
-    models[2] = models[2].model_copy(update={"world_size": 2})
-    first, second = replay_rounds(models, seed=4, num_rounds=2)
-    names = ["0: m1", "0: m3", "1: m1", "1: m3", "0: m4", "1: m4"]
-    assert [task.name[:5] for task in first] == names
-    assert [(task.name[:5], task.world_size, task.target_s) for task in second] == [
-        *(("0: m2", 1, 0.25), ("0: m2", 2, 0.25), ("0: m0", 1, 0.5)),
-        *(("1: m2", 1, 0.25), ("1: m2", 2, 0.25), ("1: m0", 1, 0.5)),
-    ]
 
 
 def found(value_s: float) -> Estimate:
