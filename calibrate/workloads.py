@@ -28,7 +28,7 @@ WORKLOADS: Final = "workloads"
 _NUM_ROUNDS: Final = 8
 _NUM_ROUNDS_OF_GPU: Final = 4
 #: A host changes its speed by a tenth within 5 s: all rounds together span tens of seconds, with the starts. [s]
-_TARGET_S: Final = 1.2
+_TARGET_S: Final = 1.0
 
 
 def in_place(

@@ -121,7 +121,7 @@ BUDGETS: Final = {
         repetition_s=1.2,
         # One round scatters by a tenth.
         replay_rounds=8,
-        replay_s=1.2,
+        replay_s=1.0,
     ),
 }
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from calibrate import experiment
+from calibrate import experiment, workloads
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
 from calibrate.campaign import OBSERVATIONS, Progress, read_plan
 from calibrate.experiment import BUCKET_CAPS_MB, BUDGETS, Budget, Experiment
@@ -27,6 +27,7 @@ from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.answer import Forecast, table
 from perfmodel.documents.observation import (
+    EnvironmentObservation,
     Observation,
     ReplayObservation,
     StepObservation,
@@ -34,10 +35,14 @@ from perfmodel.documents.observation import (
     read_observations,
 )
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step import gradient_buckets
+from perfmodel.tracing.reference import REFERENCES
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.trace import trace_model
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 
@@ -61,6 +66,14 @@ TINY = Budget(
     num_models=1,
 )
 DEADLINE_S = 180.0
+OWN: Final = """
+import torch
+from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU()), torch.zeros(1, 6)
+"""
 #: Models of several buckets, on one rank.
 WITH_BUCKETS: Final = ("resnet18", "mlp")
 CAPPED: Final = tuple(
@@ -271,6 +284,31 @@ def test_a_step_is_traced_and_replayed(resumed: Resumed) -> None:
         assert len(replay.forward_s) == len(replay.backward_s) >= 2
         assert replay.failed == ()
     assert any(replay.traced is not None for replay in own)
+
+
+def test_a_model_trains_in_several_starts_of_processes(
+    resumed: Resumed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds in two starts, each of which says what it runs on."""
+    monkeypatch.setattr(workloads, "_NUM_ROUNDS", 3)
+    file, code = tmp_path / "trace.json", f"{tmp_path / 'own.py'}:make"
+    (tmp_path / "own.py").write_text(OWN)
+    traced = trace_model(find_source(code), REFERENCES["lenet"].method("cpu"), micro_batch=2)
+    WorkloadDocument(workload=traced.workload, trace=traced.step, memory=traced.memory).write(file)
+    document = WorkloadDocument.read(file)
+    task = workloads.in_place(document, micro_batch=2, code=code, world_size=1)
+    untrained = workloads.measure_workload(
+        file,
+        task.model_copy(update={"target_s": 0.02}),
+        folder=resumed.folder,
+        profile=resumed.profile.machine,
+        on_progress=lambda _: None,
+    )
+    assert untrained == ""
+    [stored] = (resumed.folder / workloads.WORKLOADS).glob(f"*/{OBSERVATIONS}")
+    found = read_observations(stored)
+    assert [e.round for e in found if isinstance(e, ReplayObservation) and e.trained_s] == [0, 1, 2]
+    assert sum(isinstance(e, EnvironmentObservation) for e in found) == 2
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
