@@ -160,12 +160,12 @@ def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
         for entry in group:
             time_s = max(_SMALLEST_S, entry.trained_s or replayed_s([entry]))
             starts[start_of(entry.round)].append(math.log(time_s))
-        runs = [np.full(len(logs), np.mean(logs)) for logs in starts.values()]
-        squares.append(np.var([log for logs in starts.values() for log in logs], ddof=1))
+        runs = [log for logs in starts.values() for log in logs]
+        means = [np.mean(logs) for logs in starts.values() for _ in logs]
+        squares.append(np.var(runs, ddof=1))
         if len(starts) > 1:
-            means = np.concatenate(runs)
-            of_starts.append(np.var(means) * len(means) / (len(starts) - 1))
-    return math.sqrt(max([float(np.mean(each)) for each in (squares, of_starts) if each] or [0.0]))
+            of_starts.append(np.var(means) * len(runs) / (len(starts) - 1))
+    return math.sqrt(max(float(np.mean(each or [0.0])) for each in (squares, of_starts)))
 
 
 def _measured_step(
@@ -220,7 +220,7 @@ def _measured_step(
 
 
 def start_of(round_: int) -> int:
-    """Which start of processes a round belongs to: one start serves so many in a row."""
+    """Which start of processes a round belongs to, from 0; one start serves two rounds in a row."""
     return round_ // _RUNS_PER_START
 
 
