@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from scipy.linalg.lapack import dpotrf, dpotri
+from scipy.linalg.blas import dsymv, dsyr, dtrmm
+from scipy.linalg.lapack import dlauum, dpotrf, dtpttr, dtrtri, dtrttp
 from scipy.optimize import minimize, nnls
 
 from calibrate.replays import StepKey, measured_steps, of_newest_traces, replayed_s, step_key
@@ -53,6 +54,8 @@ from perfmodel.workload.step import OPTIMIZERS, signature
 _PRIOR_WIDTH: Final = 0.7
 #: More points of a family cost time and tell little.
 _MOST_POINTS: Final = 240
+#: Of matrices that LAPACK inverts as fast as by their blocks.
+_BLOCK: Final = 64
 #: Until the costs of the work stand still.
 _REWEIGHTINGS: Final = 7
 #: Families that surely move every byte that their shapes promise.
@@ -116,18 +119,24 @@ def fit_gaussian_process(
 
 
 def squared_differences(inputs: FloatArray) -> FloatArray:
-    """Of each feature between two points; shape ``(features, points * points)``."""
-    return ((inputs.T[:, :, None] - inputs.T[:, None, :]) ** 2).reshape(inputs.shape[1], -1)
+    """Of each feature between two points: the lower triangle by columns, ``(features, points * (points + 1) / 2)``."""
+    features = np.ascontiguousarray(inputs.T)
+    columns, rows = np.triu_indices(len(inputs))
+    return np.square(features.take(rows, axis=1) - features.take(columns, axis=1))
 
 
 def _negative_log_likelihood(
     squares: FloatArray, targets: FloatArray, parameters: FloatArray
 ) -> tuple[float, FloatArray]:
-    """Value and gradient in the logarithms of lengths, spread and noise; ``squares``: of differences."""
+    """Value and gradient in the logarithms of lengths, spread and noise; ``squares``: of differences.
+
+    Matrices are symmetric: their lower triangles alone are computed, packed column by column as LAPACK does.
+    """
     lengths, spread, noise = parameters[:-2], parameters[-2], parameters[-1]
     count = len(targets)
+    diagonal = np.diag_indices(count)
     # In place: new tables of this size cost more than the arithmetic.
-    distance = (lengths**-2 @ squares).reshape(count, count)
+    distance = lengths**-2 @ squares
     distance *= 3
     np.sqrt(distance, out=distance)
     decay = np.exp(-distance)
@@ -135,23 +144,45 @@ def _negative_log_likelihood(
     kernel += 1
     kernel *= spread**2
     kernel *= decay
-    covariance = np.array(kernel, order="F")
-    covariance[np.diag_indices(count)] += noise**2 + 1e-9
+    covariance, _ = dtpttr(count, kernel, uplo="L")
+    covariance[diagonal] += noise**2 + 1e-9
     factor, failed = dpotrf(covariance, lower=True, overwrite_a=True)
     if failed:
         raise np.linalg.LinAlgError(f"a covariance must be positive definite, got order {failed}")
     residual = targets - targets.mean()
-    log_determinant = 2 * float(np.sum(np.log(np.diag(factor))))
-    lower, _ = dpotri(factor, lower=True, overwrite_c=True)
-    inner = lower + lower.T
-    inner[np.diag_indices(count)] /= 2
-    weights = inner @ residual
+    log_determinant = 2 * float(np.sum(np.log(factor[diagonal])))
+    inverse, _ = dlauum(_inverse(factor), lower=True, overwrite_c=True)
+    weights = dsymv(1.0, inverse, residual, lower=True)
     value = 0.5 * (float(residual @ weights) + log_determinant)
-    inner -= np.outer(weights, weights)
+    inner = dsyr(-1.0, weights, lower=True, a=inverse, overwrite_a=True)
+    trace = float(np.sum(inner[diagonal]))
+    # A product of two symmetric matrices is summed over its lower triangle twice, but once over its diagonal.
+    inner[diagonal] /= 2
+    packed, _ = dtrttp(inner, uplo="L")
+    packed *= 2
     # d kernel / d log length = 3 spread^2 exp(-distance) * squared scaled difference.
-    slopes = squares @ (inner * decay).ravel() * lengths**-2 * 1.5 * spread**2
-    gradient = np.array([*slopes, np.sum(inner * kernel), noise**2 * np.trace(inner)])
-    return value, gradient
+    of_spread = float(packed @ kernel)
+    packed *= decay
+    slopes = squares @ packed * lengths**-2 * 1.5 * spread**2
+    return value, np.array([*slopes, of_spread, noise**2 * trace])
+
+
+def _inverse(lower: FloatArray) -> FloatArray:
+    """Of a lower triangular matrix, by products of its blocks: LAPACK solves column by column, in twice the time.
+
+    [A 0; B C]^-1 = [A^-1 0; -C^-1 B A^-1 C^-1]
+    """
+    count = len(lower)
+    if count <= _BLOCK:
+        small: FloatArray = dtrtri(lower, lower=True)[0]
+        return small
+    half = count // 2
+    found = np.zeros((count, count), order="F")
+    first = found[:half, :half] = _inverse(lower[:half, :half])
+    last = found[half:, half:] = _inverse(lower[half:, half:])
+    below = dtrmm(1.0, last, lower[half:, :half], lower=True)
+    found[half:, :half] = dtrmm(-1.0, first, below, side=True, lower=True, overwrite_b=True)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +357,11 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    by_layer = [timings_of(layer, on_gpu=on_gpu) for layer in layers]
+    layers_s = [[typical(one.times_s) for one in layer.operators] for layer in layers]
+    by_layer = [
+        timings_of(layer, each_s, on_gpu=on_gpu)
+        for layer, each_s in zip(layers, layers_s, strict=True)
+    ]
     replayed = _by_family(_replayed(replays), on_gpu=True) if on_gpu else {}
     timings = _together([*by_layer, replayed])
     kernels = KernelCosts.seen(timings, on_gpu=on_gpu)
@@ -348,7 +383,7 @@ def fit_operators(
     return replace(
         draft,
         replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
-        curve_log_error=_left_out_error(draft, layers, by_layer, kernels)
+        curve_log_error=_left_out_error(draft, layers, layers_s, by_layer, kernels)
         or _sum_error(unseen, replays, workloads, use_measured=False),
     )
 
@@ -374,9 +409,12 @@ def _together(parts: Iterable[Timings]) -> dict[str, list[Timing]]:
     return groups
 
 
-def timings_of(layer: OperatorsObservation, *, on_gpu: bool) -> Timings:
-    """Times of some layers by family, as far as the kind of device tells them apart."""
-    calls = ((each.operator, each.num_calls, typical(each.times_s)) for each in layer.operators)
+def timings_of(
+    layer: OperatorsObservation, operators_s: Sequence[Seconds], *, on_gpu: bool
+) -> Timings:
+    """Times of some layers by family, as far as the kind of device tells them apart; ``operators_s``: typical ones."""
+    timed = zip(layer.operators, operators_s, strict=True)
+    calls = ((each.operator, each.num_calls, time_s) for each, time_s in timed)
     groups = _by_family(calls, on_gpu=on_gpu)
     for point in layer.optimizers:
         size = point.tensor_bytes
@@ -401,13 +439,13 @@ def _by_family(
     """
     groups: dict[str, list[Timing]] = defaultdict(list)
     for operator, num_calls, time_s in calls:
-        name = family_on(family(operator), gpu=on_gpu)
+        name, place, units = _placed(operator, on_gpu=on_gpu)
         timing = Timing(
-            features=features(operator),
+            features=place,
             time_s=time_s,
             flop=operator.flop,
             moved_bytes=operator.read_bytes + operator.written_bytes,
-            units=work(operator, gpu=on_gpu),
+            units=units,
             # Convolutions arrange their data for every call by themselves.
             num_calls=1 if on_gpu or convolves(name) else num_calls,
         )
@@ -417,6 +455,15 @@ def _by_family(
         if wider := all_functions(name):
             groups[wider].append(timing)
     return groups
+
+
+@functools.lru_cache(maxsize=8192)
+def _placed(
+    operator: Operator, *, on_gpu: bool
+) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
+    """Family, features and work of an operator, which every round times again."""
+    name = family_on(family(operator), gpu=on_gpu)
+    return name, features(operator), work(operator, gpu=on_gpu)
 
 
 def _replayed(replays: Sequence[ReplayObservation]) -> Iterator[tuple[Operator, int, Seconds]]:
@@ -440,13 +487,15 @@ def _replayed(replays: Sequence[ReplayObservation]) -> Iterator[tuple[Operator, 
 def _left_out_error(
     draft: OperatorCosts,
     layers: Sequence[OperatorsObservation],
+    layers_s: Sequence[Sequence[Seconds]],
     timings: Sequence[Timings],
     kernels: KernelCosts | None,
 ) -> float | None:
     """Error of curves for models that they have not seen, beyond what the curves say of themselves.
 
     Drawn models are left out in groups; squares of log errors of their passes, less the variance that
-    the curves own up to, are averaged. ``None`` without drawn models. ``timings``: of each layer.
+    the curves own up to, are averaged. ``None`` without drawn models. ``layers_s``, ``timings``: typical times of
+    each layer's operators, and the same by family.
     """
     drawn = [index for index, entry in enumerate(layers) if entry.model is not None]
     if len(drawn) < _FOLDS:
@@ -459,13 +508,19 @@ def _left_out_error(
         costs = OperatorDurations(
             replace(draft, families=families, curve_log_error=0.0), use_measured=False
         )
-        for entry in (layers[index] for index in left_out):
-            for phase in (Phase.FORWARD, Phase.BACKWARD):
-                timed = [one for one in entry.operators if one.phase is phase]
-                if not timed:
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            passes: list[tuple[list[tuple[Operator, int]], Seconds]] = []
+            for index in left_out:
+                timed = zip(layers[index].operators, layers_s[index], strict=True)
+                ran = [(one, time_s) for one, time_s in timed if one.phase is phase]
+                calls = [(one.operator, one.num_calls) for one, _ in ran]
+                passes.append((calls, sum(one.num_calls * time_s for one, time_s in ran)))
+            # Curves are read once for all models.
+            costs.durations((call for calls, _ in passes for call in calls), phase)
+            for calls, real_s in passes:
+                if not calls:
                     continue
-                real_s = sum(one.num_calls * typical(one.times_s) for one in timed)
-                found = costs.phase([(one.operator, one.num_calls) for one in timed], phase)
+                found = costs.phase(calls, phase)
                 error = math.log(max(found.time_s, _SMALLEST_S) / max(real_s, _SMALLEST_S))
                 excess.append(error**2 - found.relative_error**2)
     return max(_SMALLEST_ERROR, math.sqrt(max(0.0, float(np.mean(excess)))))

@@ -10,10 +10,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, NonNegativeInt, PlainSerializer, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+)
 
 from perfmodel.documents import Record, read_lines
 from perfmodel.errors import InvalidDocument
+from perfmodel.files import refuse_deep
 from perfmodel.layout import RunSetting
 from perfmodel.statistics import Share
 from perfmodel.workload import Operator, Phase, Workload
@@ -317,11 +326,17 @@ class GpuObservation(Taken):
     """Errors that the driver reported."""
 
 
+def _shallow(facts: dict[str, object]) -> dict[str, object]:
+    """What no schema describes is nested no deeper than any document."""
+    refuse_deep(facts)
+    return facts
+
+
 class EnvironmentObservation(Taken):
     """What the machine was; free-form facts, see ``calibrate/environment.py``."""
 
     kind: Literal["environment"] = "environment"
-    facts: dict[str, object]
+    facts: Annotated[dict[str, object], AfterValidator(_shallow)]
 
     @property
     def fingerprint(self) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
 
 from calibrate.fit.operators import (
     KernelCosts,
@@ -21,6 +22,7 @@ from calibrate.fit.operators import (
     timings_of,
     unit_costs,
 )
+from perfmodel.cost.families import covariance
 from perfmodel.cost.operators import OperatorDurations, work_s
 from perfmodel.documents.observation import OperatorsObservation, OptimizerPoint, TimedOperator
 from perfmodel.machine.measured import CurvePoint, MeasuredWorkload
@@ -312,7 +314,7 @@ def test_an_update_is_timed_by_the_tensor() -> None:
         times_s=(4e-6, 16e-6),
     )
     entry = OperatorsObservation(task="one", round=0, operators=(), optimizers=(point,))
-    [found] = fit_curves([timings_of(entry, on_gpu=False)])
+    [found] = fit_curves([timings_of(entry, (), on_gpu=False)])
     assert found.name == "optimizer adamw fused"
     assert found.least_s == pytest.approx(2e-6)
     assert found.bytes_per_s == pytest.approx(7 * 400 / 2e-6)
@@ -348,11 +350,18 @@ def test_fit_recovers_the_function_that_made_the_data(seed: int) -> None:
     assert 0.025 < process.noise < 0.1
 
 
-def test_the_gradient_is_that_of_the_likelihood() -> None:
+@pytest.mark.parametrize("count", [1, 12, 65, 131])
+def test_the_likelihood_is_that_of_a_normal_distribution_with_its_gradient(count: int) -> None:
+    """Inverted whole and by blocks."""
     rng = np.random.default_rng(0)
-    inputs, targets = rng.uniform(0, 5, (12, 2)), rng.normal(size=12)
+    inputs, targets = rng.uniform(0, 5, (count, 2)), rng.normal(size=count)
     squares, logs = squared_differences(inputs), np.log([1.5, 2.0, 0.7, 0.3])
-    _, gradient = _negative_log_likelihood(squares, targets, np.exp(logs))
+    value, gradient = _negative_log_likelihood(squares, targets, np.exp(logs))
+    expected = multivariate_normal(
+        np.full(count, targets.mean()),
+        covariance(inputs, inputs, np.array([1.5, 2.0]), 0.7) + (0.09 + 1e-9) * np.eye(count),
+    ).logpdf(targets)
+    assert value == pytest.approx(-expected - count * math.log(2 * math.pi) / 2)
     for index in range(4):
         step = np.zeros(4)
         step[index] = 1e-5

@@ -213,6 +213,20 @@ def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
         (LINE.replace("0.2", "NaN"), r"collective.durations_s.1.0: .* got nan"),
         (LINE.replace('"kind":"collective"', '"kind":"rumour"'), "document: .*'rumour'"),
         (LINE.replace('"kind":"collective",', ""), "document: must have the key 'kind', got none"),
+        (
+            LINE.replace('"round":0', '"round":0,"round":0'),
+            "every key must stand once, got 'round'",
+        ),
+        # Marks by their numbers in Unicode stand for those of the key that is gone.
+        (
+            LINE.replace('"task":"', '"round":0,"task":"\\u0022\\u0022'),
+            "every key must stand once, got 'round'",
+        ),
+        (LINE.replace('"round":0', f'"round":{"9" * 31}'), "numbers must have at most 30 digits"),
+        (
+            f'{{"kind":"environment","task":"e","round":0,"facts":{"{"}"a":{"[" * 64}{"]" * 64}}}}}',
+            "environment.facts: lists and objects must be at most 64 deep",
+        ),
     ],
 )
 def test_a_broken_line_in_the_middle_is_named_by_its_number(
