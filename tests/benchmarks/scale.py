@@ -7,7 +7,9 @@ Times are those of the processor, which neighbours disturb less than the clock o
 
 import argparse
 import datetime as dt
+import itertools
 import json
+import lzma
 import math
 import os
 import resource
@@ -16,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from calibrate.campaign import OBSERVATIONS
 from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
 from tests.benchmarks.page import rows as page_rows
 from tests.perfmodel.tracing.configs import CONFIGS
@@ -30,7 +33,8 @@ from tests.perfmodel.tracing.configs import CONFIGS
 PAGE: Final = Path("docs/performance.md")
 #: What ``tests.benchmarks.mutation`` found last: the first line is the summary.
 MUTATION: Final = Path(__file__).with_name("mutation.md")
-PROFILE: Final = Path("docs/records/calibration/profile.json")
+_CALIBRATION: Final = Path("docs/records/calibration")
+PROFILE: Final = _CALIBRATION / "profile.json"
 H100: Final = Path("perfmodel/documents/machines/runs/dgx-h100.json")
 _MIB: Final = 2**20
 _SLOWED: Final = Interference(compute_speed=0.8, comm_speed=0.7)
@@ -46,6 +50,8 @@ _TOLERANCE: Final = 0.1
 #: What no command may take, whatever it reads.
 _LONGEST_S: Final = 10.0
 _MOST_BYTES: Final = 2**30
+#: Of files, the largest but one of those that are read. [B]
+_FILE_SIZES: Final = (10**6, 10**7, 6 * 10**7, 10**8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +281,46 @@ def files(folder: Path) -> dict[str, tuple[str, Callable[[int], str]]]:
             "plan options {file}.toml",
             lambda size: "[[option]]\nname = 'a'\n" * (size // 22),
         ),
+        "observations of more rounds": ("fit {file}", more_rounds),
     }
+
+
+def more_rounds(size: int) -> str:
+    """Lines of the recorded calibration, and of as many later campaigns of its rounds as it takes."""
+    lines, length = [], 0
+    for line in _observed():
+        lines.append(line)
+        length += 1 + len(line)
+        if length >= size:
+            break
+    return "\n".join([*lines, ""])
+
+
+def _observed() -> Iterator[str]:
+    """Without end; times of each later line are longer or shorter by 3 %."""
+    packed = (_CALIBRATION / f"{OBSERVATIONS}.xz").read_bytes()
+    lines = lzma.decompress(packed).decode().splitlines()
+    yield from lines
+    entries = [json.loads(line) for line in lines]
+    num_rounds = 1 + max(entry["round"] for entry in entries)
+    rng = np.random.default_rng(0)
+    for more in itertools.count(num_rounds, num_rounds):
+        for entry in entries:
+            number, mark, task = entry["task"].partition(": ")
+            if mark:
+                later = _scaled(entry, rng.lognormal(0.0, 0.03))
+                later |= {"round": entry["round"] + more, "task": f"{int(number) + more}: {task}"}
+                yield json.dumps(later, separators=(",", ":"))
+
+
+def _scaled(tree: Any, factor: float, key: str = "") -> Any:
+    """A copy with all times multiplied."""
+    if isinstance(tree, dict):
+        return {name: _scaled(inner, factor, name) for name, inner in tree.items()}
+    if isinstance(tree, list):
+        return [_scaled(inner, factor, key) for inner in tree]
+    is_time = isinstance(tree, float) and key.endswith("_s")
+    return round(tree * factor, 10) if is_time else tree
 
 
 def _repeated(lines: Sequence[str], size: int) -> str:
@@ -384,17 +429,22 @@ def _inside(case: str, size: int) -> Cost:
 
 
 def file_rows(folder: Path) -> list[str]:
-    """One row of a table per kind of file, at 1, 10 and 100 MB."""
-    rows = ["| file | 1 MB | 10 MB | 100 MB | |", "|---|---|---|---|---|"]
+    """One row of a table per kind of file, at some sizes; a folder stands for its observations."""
+    headings = " | ".join(f"{size // 10**6} MB" for size in _FILE_SIZES)
+    rows = [f"| file | {headings} | |", f"|---{'|---' * len(_FILE_SIZES)}|---|"]
     path = folder / "large"
     for name, (line, content) in files(folder).items():
         cells, keeps = [], True
         named = shlex.split(line.format(file=path))
         [name_of_file] = [word for word in named if word.startswith(str(path))]
-        for size in (10**6, 10**7, 10**8):
-            Path(name_of_file).write_text(content(size), encoding="utf-8")
+        target = Path(name_of_file)
+        if not target.suffix:
+            target.mkdir(exist_ok=True)
+            target /= OBSERVATIONS
+        for size in _FILE_SIZES:
+            target.write_text(content(size), encoding="utf-8")
             cost = measured(("-m", "perfmodel", *named))
-            Path(name_of_file).unlink()
+            target.unlink()
             keeps &= cost.cpu_s <= _LONGEST_S and cost.peak_bytes <= _MOST_BYTES
             ended = "read" if cost.code == 0 else f"refused ({cost.code})"
             cells.append(f"{cost.cpu_s:.1f} s, {cost.peak_bytes // _MIB} MiB, {ended}")
