@@ -14,6 +14,7 @@ import math
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -440,6 +441,7 @@ def file_rows(folder: Path) -> list[str]:
         target = Path(name_of_file)
         if not target.suffix:
             target.mkdir(exist_ok=True)
+            shutil.copy(_CALIBRATION / "plan.json", target)
             target /= OBSERVATIONS
         for size in _FILE_SIZES:
             target.write_text(content(size), encoding="utf-8")
