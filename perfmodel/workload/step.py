@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from perfmodel.errors import check_at_least
+from perfmodel.errors import check_at_least, check_within
 from perfmodel.statistics import IntArray
 from perfmodel.units import Bytes, Flop
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
@@ -342,6 +342,17 @@ class SymbolicStep(_Step):
     saved: AffineBytes
     own_micro_batch: int | None = None
     """Samples of the batch that came with the model, if one did."""
+
+    def __post_init__(self) -> None:
+        """Refuse a position of a tensor or of an operator that the step does not have."""
+        for operator in self.operators:
+            for tensor in operator.inputs + operator.outputs:
+                check_within("tensor", tensor, 0, len(self.tensors) - 1)
+            for position in operator.mutated:
+                check_within("mutated", position, 0, len(operator.inputs) - 1)
+        for segment in self.segments:
+            for call in segment.calls:
+                check_within("operator", call.operator, 0, len(self.operators) - 1)
 
     def at(self, *, micro_batch: int) -> TracedStep:
         """The step at a micro-batch of at least 1."""

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,10 @@ from perfmodel.documents.profile import (
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
-from tests.fuzz.nonsense import UNSEALED, changed, edited, page_check, questions
+from tests.fuzz.forked import checked_lines, factory_check
+from tests.fuzz.grammar import factories, whole_lines
+from tests.fuzz.nonsense import HOSTILE, UNSEALED, changed, edited, page_check, questions
+from tests.fuzz.wire import messages, page_of
 from tests.perfmodel.cli.test_refusals import _WRITERS
 from tests.perfmodel.documents.test_training_logs import LINES, ten
 from tests.perfmodel.plan.plans import TODAY
@@ -104,26 +107,6 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     ),
 }
 
-#: What stands where a number, a name or anything else should.
-_NUMBERS: Final = "1e999 -1e999 NaN nan inf -1 0 -0 1e-320 1e300 0.5 1_000 999999999 0x10 1e3 1. \u0663 \uff11\uff12"
-_SIGNS: Final = (
-    'true null "5" "" [] {} [[[[ {"a":1,"a":2} .. / %s {0} a=b=c , ; : = dp=8 10us 25GB/s 2x'
-)
-_CONTROLS: Final = (
-    "\x1b[31m \x9b31m \x00 \ufeff \u2028 \ud800 \\ud800 \\u001b[2J \r \n \u00b2 NV\u00b2"
-)
-HOSTILE: Final = (
-    *(*_NUMBERS.split(), *_SIGNS.split(), *_CONTROLS.split(" ")),
-    *(
-        "9" * 25,
-        "9" * 5000,
-        "1" * 300,
-        "18446744073709551616",
-        "x" * 3000,
-        "[" * 2000,
-        '{"a":' * 300,
-    ),
-)
 _TOKEN: Final = re.compile(rb'"[^"\n]*"|[-+]?[0-9][0-9.eE+-]*|\w+|[\[\]{}:,=]')
 
 
@@ -220,15 +203,15 @@ COMMANDS: Final = (
     "predict --profile {inferred} --model gpt2-xl --layout dp=8",
     "explain --profile {stored} --workload light",
     "whatif --profile {stored} --workload heavy --set network.bandwidth=2x",
-    "memory --workload {traced}",
+    "memory --workload {traced} --device h100-sxm5",
     "devices",
-    "goodput --devices 100 --work-days 10",
+    "goodput --devices 100 --work-days 10 --mtbf-device-hours 50000 --checkpoint-s 60",
     "batch --points 64=10,128=11",
     "cost {budget}",
     "diff {stored} {stored}",
     "check {stored}",
     "acceptance write --profile {stored}",
-    "acceptance judge {plan} --profile {stored}",
+    "acceptance judge {clauses}",
     "network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8",
     "plan options {plan}",
     "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --global-batch 64",
@@ -240,7 +223,7 @@ COMMANDS: Final = (
     "machines dgx-a100",
     "predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8",
     "memory --machine dgx-a100 --workload {traced}",
-    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --observed '8 GPUs 3 s'",
+    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --strategy ddp --observed '8 GPUs 1 node 3 s'",
     "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --devices 1 --log {log}",
 )
 _USUAL: Final = "1 2 8 100 1.5 {stored} {plan} {tmp} {traced} light gpt2-xl"
@@ -248,7 +231,19 @@ _WRITES: Final = ("--output", "--out", "--plot", "--export", "--csv", "--trace")
 
 
 #: What stands for a file in command lines, where a test has written it.
-_MADE: Final = ("stored", "inferred", "traced", "plan", "budget")
+_MADE: Final = ("stored", "slower", "inferred", "traced", "plan", "budget")
+#: Files of the project by the names that stand for them.
+_SHIPPED: Final = {
+    "nccl": "tests/regression/inputs/nccl.txt",
+    "config": "tests/regression/inputs/config.json",
+    "runs": "docs/runs/a100.csv",
+    "cluster": "docs/clusters/ethernet.toml",
+    "yaml": "docs/cases/mpt-7b.yaml",
+    "net": "docs/cases/net.py",
+    "validation": "docs/records/validation/validation.json",
+    "folder": "docs/records/calibration",
+    "truth": "calibrate/virtual/truths/two-nodes.toml",
+}
 
 
 def written_files(folder: Path) -> dict[str, str]:
@@ -258,8 +253,17 @@ def written_files(folder: Path) -> dict[str, str]:
     (folder / "tmp").mkdir()
     (folder / "measured").write_bytes(_MEASURED.read_bytes())
     (folder / "log").write_text(ten("torchtitan"), encoding="utf-8")
-    names = {name: str(folder / name) for name in (*_MADE, "tmp", "measured", "log")}
-    return names | {"nccl": str(_INPUTS / "nccl.txt"), "runs": str(_RUNS)}
+    for name in ("columns", "steps", "observations"):
+        (folder / f"{name}.{READERS[name][0]}").write_bytes(valid(name, folder))
+    found = {path.name.partition(".")[0]: str(path) for path in folder.iterdir()}
+    found |= {name: str(_ROOT / path) for name, path in _SHIPPED.items()}
+    job = "goodput --devices 100 --work-days 10 --mtbf-device-hours 50000 --checkpoint-s 60 --json"
+    code, goodput, _ = run_line(job.split(), found)
+    (folder / "goodput").write_text(goodput, encoding="utf-8")
+    line = f"acceptance write --profile {{stored}} --output {folder}/clauses"
+    more_codes = run_line(shlex.split(line), found)[0]
+    assert (code, more_codes) == (0, 0)
+    return found | {name: str(folder / name) for name in ("goodput", "clauses")}
 
 
 def options_of(line: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
@@ -352,6 +356,32 @@ def check_edited(document: str, line: str, content: object, files: dict[str, str
     return check_line([*line.split(), str(path), "--unsealed"], files)
 
 
+#: Commands that answer from a sealed document, which stands behind the last word.
+SEALED: Final = (
+    *UNSEALED,
+    *((name, "check") for name in dict(UNSEALED)),
+    ("stored", "diff {slower}"),
+)
+
+
+def check_sealed(
+    document: str, line: str, edits_of: list[Edit], files: dict[str, str]
+) -> list[str]:
+    """A command answers from what its writer wrote, or refuses the file: a change is never believed."""
+    path = Path(files[document]).with_name(f"sealed-{document}.json")
+    content = Path(files[document]).read_bytes()
+    new = spoilt(content, edits_of)
+    path.write_bytes(new)
+    faults = check_line([*line.split(), str(path)], files)
+    try:
+        is_same = json.loads(new) == json.loads(content)
+    except (ValueError, RecursionError):
+        is_same = False
+    if not is_same and run_line([*line.split(), str(path)], files)[0] == 0:
+        faults.append(f"believed: {line}")
+    return faults
+
+
 #: A try may take so much of a processor and of memory.
 _MOST_CPU_S: Final = 10.0
 _MOST_GROWTH_KIB: Final = 512 * 1024
@@ -380,8 +410,10 @@ def _peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStrategy[Any], Act]]:
-    """What each kind of attack draws, and what it does with it."""
+def attacks(
+    folder: Path, files: dict[str, str], opened: contextlib.ExitStack
+) -> dict[str, tuple[st.SearchStrategy[Any], Act]]:
+    """What each kind of attack draws, and what it does with it; ``opened`` ends the page."""
 
     def on_reader(name: str) -> Act:
         return lambda changes: read_hostile(name, spoilt(valid(name, folder), changes), folder)
@@ -395,11 +427,26 @@ def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStr
         (name, line), what = drawn
         return check_edited(name, line, changed(documents[name], what), files)
 
+    def on_sealed(drawn: Any) -> list[str]:
+        (name, line), what = drawn
+        return check_sealed(name, line, what, files)
+
+    @cache
+    def page() -> Act:
+        return opened.enter_context(page_of(Path(files["stored"])))
+
+    def on_page(parts: Any) -> list[str]:
+        return page()(parts)
+
     kinds: dict[str, tuple[st.SearchStrategy[Any], Act]] = {
         **{name: (edits, on_reader(name)) for name in READERS},
         "inputs": (edits, lambda changes: check_hostile_input(changes, files)),
         "lines": (command_lines(), lambda words: check_line(words, files)),
         "edited": (edited, on_edited),
+        "sealed": (st.tuples(st.sampled_from(SEALED), edits), on_sealed),
         "questions": (questions(), page_check(garbage)),
+        "messages": (messages(), on_page),
+        "whole lines": (whole_lines(), checked_lines(folder, files)),
+        "factories": (factories(), factory_check(folder)),
     }
     return {kind: (drawn, guarded(act, files)) for kind, (drawn, act) in kinds.items()}

@@ -20,6 +20,28 @@ _TEXTS: Final = ("", "x", "\u0661", "\x1b[31m", "a" * 300, "light", "cpu", "NV\u
 _OTHERS: Final[tuple[Any, ...]] = (None, True, [], {}, [1], [[]], {"a": 1})
 
 
+#: What stands where a number, a name or anything else should.
+_NUMERALS: Final = "1e999 -1e999 NaN nan inf -1 0 -0 1e-320 1e300 0.5 1_000 999999999 0x10 1e3 1. \u0663 \uff11\uff12"
+_SIGNS: Final = (
+    'true null "5" "" [] {} [[[[ {"a":1,"a":2} .. / %s {0} a=b=c , ; : = dp=8 10us 25GB/s 2x'
+)
+_CONTROLS: Final = (
+    "\x1b[31m \x9b31m \x00 \ufeff \u2028 \ud800 \\ud800 \\u001b[2J \r \n \u00b2 NV\u00b2"
+)
+HOSTILE: Final = (
+    *(*_NUMERALS.split(), *_SIGNS.split(), *_CONTROLS.split(" ")),
+    *(
+        "9" * 25,
+        "9" * 5000,
+        "1" * 300,
+        "18446744073709551616",
+        "x" * 3000,
+        "[" * 2000,
+        '{"a":' * 300,
+    ),
+)
+
+
 class Change(NamedTuple):
     """One value of a document: where, as a share of all its values, what happens, and the new one."""
 

@@ -1,5 +1,6 @@
 """Whatever stands in a file or on the command line: an answer, or one line and an exit code."""
 
+import contextlib
 import json
 import tempfile
 import time
@@ -29,6 +30,7 @@ from tests.fuzz.nonsense import page_check
 CORPUS = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").splitlines()
 #: Tries of each kind.
 TRIES = {**dict.fromkeys(READERS, 30), "inputs": 10, "lines": 50, "edited": 50, "questions": 80}
+TRIES |= {"sealed": 30, "messages": 50, "whole lines": 20, "factories": 15}
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +107,12 @@ def test_long_lines_are_read_in_time(folder: Path, name: str, text: str, part: s
 @pytest.mark.long
 @pytest.mark.parametrize("kind", TRIES)
 def test_what_is_hostile(folder: Path, files: dict[str, str], kind: str) -> None:
-    strategy, act = attacks(folder, files)[kind]
+    with contextlib.ExitStack() as opened:
+        strategy, act = attacks(folder, files, opened)[kind]
 
-    @settings(max_examples=TRIES[kind], deadline=None, suppress_health_check=list(HealthCheck))
-    @given(data=st.data())
-    def attacked(data: st.DataObject) -> None:
-        assert act(data.draw(strategy)) == []
+        @settings(max_examples=TRIES[kind], deadline=None, suppress_health_check=list(HealthCheck))
+        @given(data=st.data())
+        def attacked(data: st.DataObject) -> None:
+            assert act(data.draw(strategy)) == []
 
-    attacked()
+        attacked()

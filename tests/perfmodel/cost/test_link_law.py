@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -219,6 +220,12 @@ def test_ranks_fill_nodes_as_those_that_were_measured(ranks: int, nodes: int) ->
     cost = cost_of(group(2), group(8))
     assert cost._spanned(ranks, None) == nodes
     assert cost._spanned(ranks, 4) == min(4, ranks)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (8, 2), (9, 3), (24, 6)])
+def test_ranks_fill_several_nodes_as_those_that_were_measured(ranks: int, nodes: int) -> None:
+    """Four on a node."""
+    assert replace(given_cost(2, 8), nodes=(1, 2))._spanned(ranks, None) == nodes
 
 
 #: Messages. [B]

@@ -80,3 +80,19 @@ def test_a_container_is_entered_once_and_not_by_coming_back() -> None:
     calls = [call(0, module) for module in forward] + [call(0, "f", Phase.BACKWARD)]
     step = replace(traced().at(micro_batch=2), segments=compressed(calls))
     assert step.modules_entered() == [1, 1, 0, 0, 2, 0, 1]
+
+
+@pytest.mark.parametrize("position", [-1, 99])
+@pytest.mark.parametrize("place", ["operator", "tensor", "mutated"])
+def test_what_a_step_does_not_have_is_refused(place: str, position: int) -> None:
+    """A position before the first would name the last."""
+    step = traced()
+    first, *others = step.operators
+    call = replace(step.segments[0].calls[0], operator=position)
+    changes = {
+        "operator": {"segments": (replace(step.segments[0], calls=(call,)),)},
+        "tensor": {"operators": (replace(first, inputs=(0, position)), *others)},
+        "mutated": {"operators": (replace(first, mutated=(position,)), *others)},
+    }
+    with pytest.raises(ValueError, match=place):
+        replace(step, **changes[place])
