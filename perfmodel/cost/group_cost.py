@@ -263,8 +263,7 @@ class MessageLaw(Law):
             low, high = groups[ranks][0], groups[ranks][-1]
             ends += [low.time_s / count, high.time_s / high.at / count]
         shared = np.log((*ends, _BELIEFS[-1]))
-        starts = (centre, shared, np.where(np.arange(NUM_PARAMETERS) == 0, shared - 2.0, shared))
-        return cls.fitted(residuals, starts, drawn, num_points=len(logs))
+        return cls.fitted(residuals, (centre, shared), drawn, num_points=len(logs))
 
     def message_s(self, message_bytes: Samples, of: Work) -> Samples:
         """Time of one message, shape ``(num_sizes, num_draws)`` for sizes of shape ``(num_sizes, 1)``. [s]"""

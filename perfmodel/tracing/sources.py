@@ -280,7 +280,8 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent.resolve()))
+    folder = str(file.parent.resolve())
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except KeyboardInterrupt:
@@ -290,7 +291,9 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
             f"{file}: importing raised {described(error)}; mend the file"
         ) from error
     finally:
-        sys.path.pop(0)
+        # It may have put others before this one, or left none.
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
     factory = getattr(module, name, None)
     if not callable(factory):
         known = sorted(key for key, value in vars(module).items() if callable(value))

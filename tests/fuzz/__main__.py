@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.fuzz.attack import Act, attacks, written_files
 
-
 #: Tries of a round, where it is not 25: models take long to trace, requests no time.
 _EXAMPLES: Final = {"factories": 8, "messages": 50}
 

@@ -1,6 +1,7 @@
 """``perfmodel trace`` and ``perfmodel memory`` as a user sees them, and what they refuse."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +168,31 @@ def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path
         assert {spec.dtype for o in step.operators if o.flop for spec in o.inputs} == {dtype}
         assert {parameter.dtype for parameter in step.parameters} == {"float32"}
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
+
+
+_CHANGING = """
+import sys
+import torch
+sys.path{change}
+def make():
+    from own_layers import layer
+    return layer, torch.zeros(1, 4)
+"""
+
+
+@pytest.mark.parametrize("change", [".insert(0, {!r})", "[:] = [{!r}]"])
+def test_a_file_may_change_where_modules_are_found(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """What it puts there serves its factory, too."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "own_layers.py").write_text("import torch\nlayer = torch.nn.Linear(4, 3)\n")
+    path = tmp_path / "changing.py"
+    path.write_text(_CHANGING.format(change=change.format(str(own))))
+    assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
+    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(("usual", "shapes"), [("_USUAL_CALLS", 1), ("_USUAL_CALLS_OF_FEW", 500)])

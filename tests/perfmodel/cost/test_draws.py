@@ -146,6 +146,11 @@ def test_ranks_beside_each_other_take_longer_as_both_passes_did() -> None:
     for ranks, than, factor in ((4, 2, 2.0), (3, 1, 2.25), (64, 1, 3.0), (1, 1, 1.0)):
         assert contention(workload, 16, ranks, than=than) == pytest.approx(factor)
     assert [point.at for point in phases_at(workload, 3).backward] == [4, 16, 64]
+    most = workload.phases[0]
+    later = CurvePoint(at=256, time_s=9.0, relative_error=0.0)
+    more = replace(most, backward=(*most.backward, later))
+    own = phases_at(replace(workload, phases=(more, *workload.phases[1:])), 2)
+    assert [point.at for point in own.backward] == [4, 16, 64]
     for text, like in (("tp=3", 4), ("tp=3 pp=2", 4), ("tp=2", 2), ("fsdp=3", 3), ("tp=6", 4)):
         assert phases_under(machine, workload, parse_layout(text)) == phases_at(workload, like)
 

@@ -235,6 +235,33 @@ def test_sixteen_ranks_follow_from_two_four_and_eight(collective: str, seed: int
     assert np.abs(np.log(errors)).max() < 0.08
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        (1e-6, 1e-11, 3e-4, 5e-9, 7.0),
+        (1e-6, 1e-12, 1e-4, 1e-10, 7.0),
+        (1e-5, 1e-10, 1e-3, 5e-8, 3.0),
+    ],
+)
+@pytest.mark.parametrize("collective", COLLECTIVES[::3])
+def test_processors_that_decide_everything_are_found(
+    collective: str, parameters: tuple[float, ...]
+) -> None:
+    """A fit that begins at links alone ends with half of the largest group's time."""
+    known, sizes = law(*parameters), np.array(SIZES)[:, np.newaxis]
+    times = {n: known.message_s(sizes, work(collective, n)) for n in (2, 4, 8)}
+    groups = {
+        n: [
+            CurvePoint(at=size, time_s=float(time_s), relative_error=0.01)
+            for size, time_s in zip(SIZES, of_one[:, 0], strict=True)
+        ]
+        for n, of_one in times.items()
+    }
+    found = MessageLaw.fit(groups, collective, np.zeros((NUM_PARAMETERS, 1)))
+    for n, of_one in times.items():
+        assert found.message_s(sizes, work(collective, n)) == pytest.approx(of_one, rel=0.01)
+
+
 def test_what_stays_hidden_behind_links_stays_uncertain() -> None:
     """Handling a byte costs a hundredth of what its link takes: its draws spread, the link's do not."""
     rng = np.random.default_rng(0)
