@@ -223,8 +223,7 @@ COMMANDS: Final = (
     "machines dgx-a100",
     "predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8",
     "memory --machine dgx-a100 --workload {traced}",
-    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --strategy ddp "
-    "--observed '8 GPUs 1 node 3 s'",
+    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --strategy ddp --observed '8x1: 3 s'",
     "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --devices 1 --log {log}",
 )
 _USUAL: Final = "1 2 8 100 1.5 {stored} {plan} {tmp} {traced} light gpt2-xl"
