@@ -62,10 +62,11 @@ def main(minutes: float, first_seed: int) -> int:
         os.mkdir("work")  # noqa: PTH102 - whatever lies beside it in the end was written outside
         os.chdir("work")
         every = attacks(Path(outer, "work"), written_files(Path(outer, "work")), opened)
-        while number == first_seed or time.monotonic() < end_s:
-            number += 1
-            for kind, (strategy, act) in every.items():
-                some_of(kind, strategy, act, number)
+        with contextlib.suppress(KeyboardInterrupt):  # ends it early
+            while number == first_seed or time.monotonic() < end_s:
+                number += 1
+                for kind, (strategy, act) in every.items():
+                    some_of(kind, strategy, act, number)
         if beside := sorted({path.name for path in Path(outer).iterdir()} - {"work"}):
             failures["outside"] = f"written outside the folder: {beside}"
             sys.stdout.write(f"{failures['outside']}\n")

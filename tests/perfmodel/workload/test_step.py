@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -89,7 +90,7 @@ def test_what_a_step_does_not_have_is_refused(place: str, position: int) -> None
     step = traced()
     first, *others = step.operators
     call = replace(step.segments[0].calls[0], operator=position)
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "operator": {"segments": (replace(step.segments[0], calls=(call,)),)},
         "tensor": {"operators": (replace(first, inputs=(0, position)), *others)},
         "mutated": {"operators": (replace(first, mutated=(position,)), *others)},
