@@ -73,12 +73,12 @@ def run_forked(words: list[str], folder: Path) -> Outcome:
             if time.monotonic() > end_s:
                 os.kill(process, signal.SIGKILL)
             time.sleep(0.002)
-        texts = [
-            os.pread(file.fileno(), 1 << 24, 0).decode("utf-8", "replace") for file in (out, err)
-        ]
+        said = [os.pread(file.fileno(), 1 << 24, 0) for file in (out, err)]
     cpu_s = used.ru_utime + used.ru_stime
     growth_kib = max(0, used.ru_maxrss - own_kib)
-    return Outcome(os.waitstatus_to_exitcode(status), *texts, cpu_s, growth_kib)
+    printed, complained = (text.decode("utf-8", "replace") for text in said)
+    code = os.waitstatus_to_exitcode(status)
+    return Outcome(code, printed, complained, cpu_s, growth_kib)
 
 
 def _run(words: list[str], folder: Path, out: int, err: int) -> int:
