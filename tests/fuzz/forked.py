@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from calibrate.processes import ProcessTree
-from perfmodel.cli.app import main
+from perfmodel.cli import main
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import MeasurementFailed, PerfModelError
 from perfmodel.page import server

@@ -7,7 +7,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from perfmodel.cli.app import app
+from perfmodel.cli import app
 from tests.fuzz.nonsense import HOSTILE, layouts
 
 _INTEGERS: Final = (
@@ -440,7 +440,6 @@ _STATEMENTS: Final = (
         "torch.set_grad_enabled(False)",
         "torch.set_default_device('meta')",
         "gc.disable()",
-        "builtins.len = None",
     ),
     *(
         "logging.basicConfig(level=10)",
@@ -524,7 +523,7 @@ _FORWARDS: Final = (
     ),
 )
 _HEAD: Final = """
-import builtins, gc, logging, os, random, signal, sys, warnings
+import gc, logging, os, random, signal, sys, warnings
 import torch
 from torch import nn
 class Strange(Exception):
