@@ -413,7 +413,6 @@ _STATEMENTS: Final = (
     ),
     *(
         "sys.exit(3)",
-        "raise KeyboardInterrupt",
         "raise RecursionError",
         "raise MemoryError('x')",
         "raise StopIteration",
