@@ -335,10 +335,8 @@ class _Linker:
                     self.made[spec].remove(tensor)
                 if position in called.mutated:
                     self.made[spec].append(tensor)
-        outputs = []
-        for spec in called.outputs:
-            outputs.append(self.new())
-            self.made[spec].append(outputs[-1])
+        outputs = [self.new() for _ in called.outputs]
+        self._offer(outputs, called)
         linked = LinkedCall(
             operator=operator, phase=phase, inputs=tuple(inputs), outputs=tuple(outputs)
         )
@@ -351,6 +349,15 @@ class _Linker:
             self.bags[0].append(linked)
             self.bags[1].append(linked)
         return linked
+
+    def _offer(self, tensors: Sequence[int], called: Operator) -> None:
+        """Let other calls read what a call made, but for what batch norm makes empty of nothing.
+
+        Nobody reads that; a workspace that is empty in a trace is read.
+        """
+        for tensor, spec in zip(tensors, called.outputs, strict=True):
+            if called.inputs or spec.size_bytes:
+                self.made[spec].append(tensor)
 
     def _hide(self, tensors: Sequence[int], specs: Sequence[TensorSpec]) -> None:
         """Let no other call read some tensors."""

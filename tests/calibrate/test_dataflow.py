@@ -116,6 +116,16 @@ def test_both_gradients_of_a_weighted_bag_have_the_integers_of_their_own_lookup(
     assert made[1].outputs[0] in flow.calls[6].inputs
 
 
+def test_a_gradient_reads_the_workspace_of_its_own_layer() -> None:
+    """In a trace it is empty, as is what batch norm makes and nobody reads."""
+    workspace = TensorSpec(shape=(0,), dtype="uint8")
+    layer = operator("aten.native_dropout.default", (IMAGE,), (HIDDEN, workspace))
+    spare = operator("aten.empty.memory_format", (), (workspace,))
+    gradient = operator("aten.native_dropout_backward.default", (HIDDEN, workspace), (IMAGE,))
+    flow = flow_of((layer, spare), (gradient,))
+    assert flow.calls[-1].inputs == flow.calls[0].outputs
+
+
 def test_what_was_transposed_in_place_is_no_longer_what_it_was() -> None:
     turn = operator("aten.transpose_.default", (HIDDEN,), ())
     flow = flow_of((PRODUCT, turn, RELU), ())

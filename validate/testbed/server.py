@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from calibrate.locks import work_folder
 from perfmodel.errors import MeasurementFailed
 from perfmodel.tracing.fork import CrashedError, Fork
 from perfmodel.units import Seconds
@@ -42,6 +41,8 @@ _WARM_UP_LIMIT_S: Final = 0.3
 _PRIORITY: Final = 10
 #: Ranks may take this long, whatever they do.
 _LIMIT_S: Final = 120.0
+#: Where ranks meet: on the private /run, which ends with the server.
+_STORE: Final = Path("/run/store")
 SWITCH: Final = "switch"
 #: Name of a node's network interface.
 NODE_DEVICE: Final = "eth0"
@@ -143,12 +144,11 @@ def serve(setting: CollectiveSetting) -> dict[str, Any]:
     _remove_links()
     _build_links(setting)
     try:
-        with work_folder("perfmodel-testbed-") as folder:
-            started_utc = time.time()
-            of_ranks = together(
-                functools.partial(_play, rank, setting, f"{folder}/store")
-                for rank in range(setting.num_ranks)
-            )
+        _STORE.unlink(missing_ok=True)
+        started_utc = time.time()
+        of_ranks = together(
+            functools.partial(_play, rank, setting) for rank in range(setting.num_ranks)
+        )
     finally:
         _remove_links()
     # From the last start to the last end: earlier ranks only wait.
@@ -162,11 +162,11 @@ def serve(setting: CollectiveSetting) -> dict[str, Any]:
     return {"started_utc": started_utc, "durations_s": durations_s}
 
 
-def _play(rank: int, setting: CollectiveSetting, store: str) -> Found:
+def _play(rank: int, setting: CollectiveSetting) -> Found:
     """The life of one rank."""
     _enter_node(rank)
     torch.set_num_threads(1)
-    files = FileStore(store, setting.num_ranks)
+    files = FileStore(str(_STORE), setting.num_ranks)
     dist.init_process_group("gloo", store=files, rank=rank, world_size=setting.num_ranks)
     return collect(rank, setting)
 
