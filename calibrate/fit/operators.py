@@ -496,6 +496,7 @@ def _left_out_error(
     Drawn models are left out in groups; squares of log errors of their passes, less the variance that
     the curves own up to, are averaged. ``None`` without drawn models. ``layers_s``, ``timings``: typical times of
     each layer's operators, and the same by family.
+    A GPU's prior for calls far from timings is no part of it: it would lower the error of all others.
     """
     drawn = [index for index, entry in enumerate(layers) if entry.model is not None]
     if len(drawn) < _FOLDS:

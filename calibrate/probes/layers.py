@@ -299,8 +299,9 @@ _GPU_CHAIN_BYTES: Final = GIB
 #: Read and written between layers: weights of other layers go through the second cache, and push out
 #: what the interpreter and light operators have there.
 _BETWEEN: Final = TensorSpec(shape=(2**20,), dtype="bool")
-#: It makes the gradients that layers begin from; no model calls it.
+#: It makes the gradients that layers begin from on a GPU. Networks seldom call it: those of one kind of layer tell.
 _GRADIENT_OF_GPU: Final = "aten.randn_like.default"
+_DRAWN: Final = "residual"
 #: Every layer has views, and all views cost the same: these layers have every kind.
 _VIEWED: Final = ("rotate", "product")
 _METHOD: Final = StepMethod(
@@ -349,7 +350,7 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
             known = positions.get(operator)
             position = append(operator, phase) if known is None else call(known, phase)
             positions[operator] = position
-            is_made = operator.name == _GRADIENT_OF_GPU
+            is_made = operator.name == _GRADIENT_OF_GPU and layer.layer.kind != _DRAWN
             if (not operator.view or layer.layer.kind in _VIEWED) and not is_made:
                 timed.add((position, phase))
 

@@ -389,7 +389,8 @@ def measured_caveats(
         said.append(
             f"runs of one setting differed by {100 * scatter:.0f} %: calibrate on a quiet machine"
         )
-    said += [*machine.undetermined, *_origin_caveats(machine, workload)]
+    batches = {layout.micro_batch for layout in found}
+    said += [*machine.undetermined, *_origin_caveats(machine, workload, sorted(batches))]
     if rescaling is not None:
         said += [*rescaling.notes, *(rescaling.notes_on_groups if largest > 1 else ())]
     measured = {cost.family for cost in machine.layouts}
@@ -437,12 +438,14 @@ def _note_on_crossing(machine: MeasuredMachine, cluster: "Cluster") -> Iterator[
 _NAMED_FAMILIES: Final = 3
 
 
-def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
-    """How a workload that was never run came to its times."""
+def _origin_caveats(
+    profile: MeasuredMachine, workload: MeasuredWorkload, batches: Sequence[int]
+) -> tuple[str, ...]:
+    """How a workload that was never run came to its times at the micro-batches asked for."""
     name = workload.workload.name
     names = ", ".join(workload.untimed)
     untimed = (f"never timed, taken at the machine's peak: {names}",) if names else ()
-    if far := sorted({family.replace("_backward", "") for family in workload.far}):
+    if far := _far_families(workload, batches):
         more = f" and {len(far) - _NAMED_FAMILIES} more" if len(far) > _NAMED_FAMILIES else ""
         untimed = (*untimed, f"far from every timing: {', '.join(far[:_NAMED_FAMILIES])}{more}")
     if profile.rescaling is not None:
@@ -454,6 +457,13 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
     if not workload.measured_batches:
         return f"{name} was never run: its operators are read from curves", *untimed
     return f"{name} was not calibrated, but measured in place", *untimed
+
+
+def _far_families(workload: MeasuredWorkload, batches: Sequence[int]) -> list[str]:
+    """Those without a timing near, where curves are read the nearest to the micro-batches; the longest first."""
+    known = dict(workload.far)
+    nearest = (min(known, key=lambda at: abs(math.log(at / batch))) for batch in batches if known)
+    return [*dict.fromkeys(family for batch in nearest for family in known[batch])]
 
 
 def measured_in_place(workload: MeasuredWorkload) -> Iterator[str]:

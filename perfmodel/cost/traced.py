@@ -1,6 +1,7 @@
 """Phase curves of a traced workload from the durations of its operators: it need never have run."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -37,6 +38,8 @@ _DISPATCH_ERROR = 0.3
 INPUT_COPIES: Final = 2
 #: A host that issues a step in less of its time does not bind it.
 _NEAR = 0.8
+#: Families that make up this share of a step without a timing near are named.
+_NAMED_SHARE = 0.05
 #: Smallest spread of how ranks slow each other down, in log.
 _SMALLEST_SPREAD = 0.02
 
@@ -65,9 +68,11 @@ def traced_profile(
     alone.
     """
     own = parameters_signature(trace)
-    exact = OperatorDurations(operators, use_measured=use_measured, own=own)
+    exact = OperatorDurations(
+        operators, use_measured=use_measured, own=own, asynchronous=profile.asynchronous
+    )
     batches = _measured_batches(exact, trace, own) if use_measured else ()
-    curves = OperatorDurations(operators, use_measured=False)
+    curves = OperatorDurations(operators, use_measured=False, asynchronous=profile.asynchronous)
     grid = {*GRID, *batches, *(LARGE_ON_GPU if profile.asynchronous else ())}
     steps = {batch: trace.at(micro_batch=batch) for batch in grid}
     # A family is read once for all micro-batches: that is what takes the time.
@@ -102,7 +107,6 @@ def traced_profile(
         for phase in Phase
     }
     untimed = {name for steps in by_curves.values() for p in steps.values() for name in p.untimed}
-    far = {name for steps in by_curves.values() for p in steps.values() for name in p.far}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
@@ -113,8 +117,22 @@ def traced_profile(
         measured_batches=batches,
         trained=tuple(each for batch in batches for each in _trained(exact, steps[batch])),
         untimed=tuple(sorted(untimed)) if not batches else (),
-        far=tuple(sorted(far)) if not batches else (),
+        far=()
+        if batches
+        else tuple((batch, _far(phases.values())) for batch, phases in by_curves.items()),
     )
+
+
+def _far(phases: Iterable[PhaseDuration]) -> tuple[str, ...]:
+    """Families that make up a twentieth of a step or more without a timing near, the longest first."""
+    total_s, far_s = 0.0, defaultdict[str, float](float)
+    for phase in phases:
+        total_s += phase.time_s
+        for name, part_s in phase.far_s.items():
+            # Both passes of an operator are one to the reader.
+            far_s[name.replace("_backward", "")] += part_s
+    named = [name for name, part_s in far_s.items() if part_s >= _NAMED_SHARE * total_s]
+    return tuple(sorted(named, key=lambda name: (-far_s[name], name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,8 +151,8 @@ class MeasuredWorkload:
     """Micro-batches at which all operators were measured in place, if the curves are theirs."""
     untimed: tuple[str, ...] = ()
     """Operators that no timing tells about; their time is the roofline of the device."""
-    far: tuple[str, ...] = ()
-    """Families of operators whose curves were read far from every timing."""
+    far: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """By micro-batch, families of operators whose curves were read far from every timing, the longest first."""
     shared_log_error: NonNegative = 0.0
     """Absolute error in log, common to all phases, that one workload in ten exceeds."""
     trained: tuple[TrainedStep, ...] = ()

@@ -326,6 +326,23 @@ def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> No
     assert sorted(read["threshold_backward"]) == ["ones_like", "relu"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "left_out"), [("relu", {"aten.randn_like.default"}), ("residual", set())]
+)
+def test_numbers_that_begin_a_backward_pass_of_a_gpu_are_timed_in_one_kind_of_layer(
+    kind: str, left_out: set[str]
+) -> None:
+    name = "aten.randn_like.default"
+    layer = recorded_layer(Layer(kind=kind, sizes=(2, 8, 5)), CPU)
+    drawn = tuple(
+        (replace(each, name=name) if each.name == "aten.ones_like.default" else each, phase)
+        for each, phase in layer.calls
+    )
+    chain = chained([replace(layer, calls=drawn)])
+    timed = {chain.step.operators[at].name for at, _ in chain.timed}
+    assert {each.name for each, _ in drawn if not each.view} - timed == left_out
+
+
 @pytest.mark.parametrize(("long_s", "num_times"), [(0.0, 3), (math.inf, 6)])
 def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
     monkeypatch: pytest.MonkeyPatch, long_s: float, num_times: int

@@ -26,6 +26,7 @@ from perfmodel.machine.measured import (
     CollectiveProfile,
     ComputeRate,
     MeasuredMachine,
+    MeasuredWorkload,
     OperatorCosts,
 )
 from perfmodel.workload import Call, Phase
@@ -253,6 +254,49 @@ def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine)
     text = " ".join(measured_caveats(step.question, {step.layout: step.evidence}))
     assert "aten.mystery.default" in text
     assert workload.phases[0].forward[0].relative_error > 0.3
+
+
+def caveats_on_far_families(
+    workload: MeasuredWorkload, machine: MeasuredMachine, batch: int
+) -> list[str]:
+    step = Asking(machine).step(workload, Layout(micro_batch=batch))
+    said = measured_caveats(step.question, {step.layout: step.evidence})
+    return [each for each in said if each.startswith("far from every timing")]
+
+
+def test_families_far_from_every_timing_are_named_for_the_batch_that_was_asked(
+    machine: MeasuredMachine,
+) -> None:
+    """Of 64 rows per sample, where up to 1,100 were timed."""
+    workload = Asking(machine).workload(WORKLOAD, traced())
+    assert caveats_on_far_families(workload, machine, 8) == []
+    assert caveats_on_far_families(workload, machine, 512) == ["far from every timing: matmul"]
+    many = replace(workload, far=((8, ("d", "c", "b", "a")), (64, ("x", "y"))))
+    assert caveats_on_far_families(many, machine, 20) == [
+        "far from every timing: d, c, b and 1 more"
+    ]
+    assert caveats_on_far_families(many, machine, 500) == ["far from every timing: x, y"]
+
+
+@pytest.mark.parametrize(
+    ("num_additions", "named"),
+    [(1, ("matmul", "pointwise")), (40, ("pointwise", "matmul")), (400, ("pointwise",))],
+)
+def test_far_families_come_by_their_share_of_a_step_from_a_twentieth_on(
+    durations: OperatorCosts, num_additions: int, named: tuple[str, ...]
+) -> None:
+    """A product of 256 columns takes about four times an addition."""
+    product, gradient = traced().operators
+    addition = replace(gradient, name="aten.add.Tensor", inputs=(0, 0), outputs=(0,))
+    order = [(0, Phase.FORWARD), *[(1, Phase.FORWARD)] * num_additions]
+    calls = [*order, *((at, Phase.BACKWARD) for at, _ in order)]
+    segment = Segment(
+        count=1, calls=tuple(Call(operator=at, phase=p, module="") for at, p in calls)
+    )
+    step = replace(traced(), operators=(product, addition), segments=(segment,))
+    found = traced_profile(profile(Machine(asynchronous=True)), durations, WORKLOAD, step)
+    assert dict(found.far)[65_536] == named
+    assert "matmul" not in dict(found.far)[8]
 
 
 def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
