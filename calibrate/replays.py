@@ -153,6 +153,7 @@ def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
         mean square of starts = sum over starts of runs * (mean of a start - mean)^2 / (S - 1) = w^2 + n/S b^2
 
     is n times the variance of the mean. It counts where it is more than the variance of single runs, for b^2 >= 0.
+    What the next start adds is part of the machine's run-to-run deviation.
     """
     squares, of_starts = [], []
     for group in (group for group in groups if len(group) > 1):
@@ -220,7 +221,7 @@ def _measured_step(
 
 
 def start_of(round_: int) -> int:
-    """Which start of processes a round belongs to, from 0; one start serves two rounds in a row."""
+    """Which start of processes a round of models in place belongs to, from 0; one serves two rounds in a row."""
     return round_ // _RUNS_PER_START
 
 
