@@ -50,7 +50,7 @@ def planned_layers(
         # A kernel in 16 bit tells nothing about that in 32: every layer in both.
         layers = [
             _for_gpu(each, draw, precision, at=2 * at + also)
-            for at, each in enumerate(layers, start=draw.randrange(_STARTS))
+            for at, each in enumerate(layers, start=draw.randrange(_OFFSETS))
             for also, precision in enumerate(("fp32",) if is_optimizer(each) else ("fp32", "bf16"))
         ]
     draw.shuffle(layers)
@@ -253,9 +253,10 @@ _MOST_CHANNELS: Final = 2048
 _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
 #: Channels and samples of convolutions that draws of all sizes hold too few of: those that do most of the work, and
-#: narrow ones, whose gradients are slow. Of six in a row.
+#: narrow ones, whose gradients are slow.
 _WIDE: Final = (96, 512), (32, 512)
 _NARROW: Final = (8, 32), (256, 4096)
+#: Of six convolutions in a row; None is a layer in the body of a network.
 _DENSE: Final = _NARROW, None, _WIDE, None, _WIDE, None
 _DENSE_SIDES: Final = 14, 56
 #: Kernels and strides of convolutions, dense and by channel, as often as networks spend time on them.
@@ -280,9 +281,9 @@ _OF_IMAGES: Final = frozenset(
 _CHANNELS_LAST: Final = 1, 3
 _ROUND: Final = 5
 #: Layers of networks fill the ranges of samples, sides and channels evenly, however few they are, from one of several
-#: starts: an additive recurrence in three dimensions (Roberts 2018).
+#: offsets: an additive recurrence in three dimensions (Roberts 2018).
 _STEPS: Final = 0.8192, 0.6711, 0.5497
-_STARTS: Final = 1000
+_OFFSETS: Final = 1000
 #: Share of products of odd width, as vocabularies have it: matrix units want multiples of 8.
 _UNALIGNED: Final = 0.2
 #: How many times as many classes a loss has: vocabularies.
@@ -302,7 +303,7 @@ _GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
 def _dense(draw: random.Random, low: float, high: float) -> tuple[int, ...]:
-    """Of a convolution by its fewest and most channels."""
+    """Sizes of a dense convolution, by its fewest and most channels."""
     channels, out = (_width(draw, low, high) for _ in range(2))
     return 1, channels, _between(draw, *_DENSE_SIDES), out, 3, 1, 1
 
@@ -315,7 +316,7 @@ def _spread(at: int, axis: int, low: float, high: float) -> float:
 def _body(
     draw: random.Random, kind: str, sizes: tuple[int, ...], at: int
 ) -> tuple[tuple[int, ...], float]:
-    """Of a layer in the body of a network, and its samples."""
+    """Sizes of a layer in the body of a network, and its samples."""
     samples, side = _spread(at, 0, *_BODY_SAMPLES), round(_spread(at, 1, *_BODY_SIDES))
     low, high = (min(_MOST_CHANNELS, each / side) for each in _BODY_CHANNELS)
     channels = out = _rounded(draw, _spread(at, 2, low, high))

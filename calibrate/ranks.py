@@ -1,6 +1,7 @@
 """Ranks of one launch: each carries out a task in a copy of itself, which has measured nothing before.
 
-The device of a rank is opened by its kind; a virtual one costs what a truth file says.
+A rank opens its device by the kind. ``calibrate.device`` cannot: the virtual device, which costs what a truth file
+says, builds on it.
 """
 
 import datetime as dt

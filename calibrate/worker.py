@@ -104,7 +104,7 @@ def _alone(
     said = f"training took longer than {_LONGEST_S:g} s; ranks may wait for each other"
     lines = Path(order.output).read_text(encoding="utf-8").splitlines() if in_place else ()
     failed = map(FailedObservation.model_validate_json, (line for line in lines if said in line))
-    hung = {entry.setting.workload for entry in failed}
+    too_long = {entry.setting.workload for entry in failed}
 
     def observe(task: Task) -> str:
         size = num_ranks(task)
@@ -119,12 +119,12 @@ def _alone(
         act = partial(observe, task)
         if not isinstance(task, ReplayTask) or task.world_size == 1:
             return ranks.carry_out(act)
-        if task.workload in hung:
+        if task.workload in too_long:
             raise TimeoutError(f"{said} (in an earlier round)")
         try:
             return ranks.carry_out(act, within_s=_LONGEST_S)
         except TimeoutError:
-            hung.add(task.workload)
+            too_long.add(task.workload)
             raise TimeoutError(said) from None
 
     return carry_out, lambda: None

@@ -24,7 +24,7 @@ from perfmodel.workload.step import SymbolicStep, calls_signature, parameters_si
 
 #: Folder, inside that of a calibration, with one folder per workload that was measured in place.
 WORKLOADS: Final = "workloads"
-#: As the judge of drawn models. On a GPU each takes seconds to start CUDA.
+#: As the judge of drawn models on a processor at the standard budget. On a GPU each takes seconds to start CUDA.
 _NUM_ROUNDS: Final = 8
 _NUM_ROUNDS_OF_GPU: Final = 4
 #: A host changes its speed by a tenth within 5 s: all rounds together span tens of seconds, with the starts. [s]

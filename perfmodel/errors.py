@@ -53,7 +53,7 @@ class IncomparableRuns(PerfModelError):
 
 
 class MeasurementFailed(PerfModelError):
-    """Workers crashed, hung or could not start; what was measured before is kept."""
+    """Workers crashed, never ended or could not start; what was measured before is kept."""
 
 
 class NotFeasible(PerfModelError):

@@ -1,8 +1,7 @@
 """How training is spread over devices: one record and one grammar for every parallelism.
 
 ``ddp=8``, ``fsdp=8 tp=2``, ``dp=8 tp=4 pp=2 zero=1 micro_batch=2 recompute=selective schedule=1f1b``. DDP on
-n devices is ``Layout(dp=n)``. ``candidates`` are all
-that a model, a cluster and a global batch allow.
+n devices is ``Layout(dp=n)``. ``feasible_layouts`` are all that a model, a cluster and a global batch allow.
 """
 
 import enum

@@ -1,7 +1,7 @@
-"""What a user holds, what is trained and what was logged; nothing that was not said is assumed.
+"""Cases: what a user holds, what was logged, and models of what is trained; nothing that was not said is assumed.
 
-What is trained gives times of its step over terms that causes change. By a data sheet: large models by shape, others
-by trace. On a calibrated machine: a prediction, taken apart.
+A model gives times of its step over terms that causes change. ``LargeModel`` (by shape) and ``RooflineModel`` (by
+trace) go by a data sheet. ``CalibratedModel`` takes a prediction of a calibrated machine apart.
 """
 
 import math

@@ -135,7 +135,7 @@ def _wrong_units(rng: np.random.Generator, context: Context) -> Changes:
     return Changes(unit=units[chosen], unit_power=powers[chosen])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """One row of the table."""
 
@@ -169,53 +169,109 @@ def _loading(context: Context) -> float:
 #: Of what is normal, the share of open networks below half the usual rate (0.28): they count as slow.
 _OPEN_NETWORK: Final = 0.13
 SLOW_NETWORK: Final = "slow network between nodes"
-# fmt: off
 CAUSES: Final = (
-    Cause("normal", lambda c: 0.45 - _OPEN_NETWORK * c.is_open, lambda _rng, _context: Changes(),
-        "nothing is wrong: this is what such a machine does"),
-    Cause(SLOW_NETWORK, lambda c: (0.12 + _OPEN_NETWORK * c.is_open) * any(run.nodes > 1 for run in c.runs),
-        lambda rng, _: Changes(between=_factor(rng, 6.0, 1.2)),
-        "TCP instead of RDMA, one adapter of several, no GPUDirect", shown="between"),
-    Cause("slow links inside the node", lambda c: (0.04 if c.own_links else 0.12) * _several(c),
-        lambda rng, _: Changes(inside=_factor(rng, 6.0, 1.2)), "peer-to-peer off, NVLink unused, fewer PCIe lanes",
-        shown="inside"),
-    Cause("host-bound", lambda c: 0.08 * bool(np.any(c.terms["layer_host_s"])),
-        lambda rng, _: Changes(host=_factor(rng, 12.0, 1.2)),
-        "Python and launches: small kernels, .item() in the loop, a slow processor", shown="host"),
-    Cause("loader", _loading, lambda rng, context: _loader(rng, context, shared=False),
-        "each process waits for its samples: too few workers, slow storage"),
-    Cause("loader shared by a node", lambda c: _loading(c) * _several(c),
-        lambda rng, context: _loader(rng, context, shared=True),
-        "processors or storage of a node feed all its devices"),
-    Cause("straggler", lambda c: 0.05 * _several(c), _straggler, "everybody waits for one slow device, link or node",
-        shown="straggler"),
-    Cause("memory thrash",
-        lambda c: (0.2 if max(map(c.needed_bytes, c.runs)) > _CROWDED * c.capacity_bytes else 0.02),
-        lambda rng, _: Changes(thrash=_factor(rng, 2.5, 0.7)),
-        "the allocator frees and asks again in every step, or pages to the host", shown="thrash"),
-    Cause("wrong model size", lambda _: 0.04,
-        lambda rng, _: Changes(size=np.exp(1.5 * rng.standard_normal(NUM_DRAWS))),
-        "another model than named is trained", shown="size", may_be_faster=True),
-    Cause("wrong units", lambda _: 0.06, _wrong_units,
-        "per device or all, micro-step or step, tokens or samples, sparse peak", may_be_faster=True),
-    Cause("other hardware", lambda _: 0.05,
-        lambda rng, _: Changes(hardware=np.exp(0.8 * rng.standard_normal(NUM_DRAWS))),
-        "another device or power limit than named", shown="hardware", may_be_faster=True),
-    Cause("other hardware in some runs", _compared,
-        lambda rng, context: Changes(elsewhere=np.exp(0.8 * rng.standard_normal((len(context.runs), NUM_DRAWS)))),
-        "the runs that are compared ran on different devices", may_be_faster=True),
+    Cause(
+        name="normal",
+        prior=lambda c: 0.45 - _OPEN_NETWORK * c.is_open,
+        draw=lambda _rng, _context: Changes(),
+        means="nothing is wrong: this is what such a machine does",
+    ),
+    Cause(
+        name=SLOW_NETWORK,
+        prior=lambda c: (0.12 + _OPEN_NETWORK * c.is_open) * any(run.nodes > 1 for run in c.runs),
+        draw=lambda rng, _: Changes(between=_factor(rng, 6.0, 1.2)),
+        means="TCP instead of RDMA, one adapter of several, no GPUDirect",
+        shown="between",
+    ),
+    Cause(
+        name="slow links inside the node",
+        prior=lambda c: (0.04 if c.own_links else 0.12) * _several(c),
+        draw=lambda rng, _: Changes(inside=_factor(rng, 6.0, 1.2)),
+        means="peer-to-peer off, NVLink unused, fewer PCIe lanes",
+        shown="inside",
+    ),
+    Cause(
+        name="host-bound",
+        prior=lambda c: 0.08 * bool(np.any(c.terms["layer_host_s"])),
+        draw=lambda rng, _: Changes(host=_factor(rng, 12.0, 1.2)),
+        means="Python and launches: small kernels, .item() in the loop, a slow processor",
+        shown="host",
+    ),
+    Cause(
+        name="loader",
+        prior=_loading,
+        draw=lambda rng, context: _loader(rng, context, shared=False),
+        means="each process waits for its samples: too few workers, slow storage",
+    ),
+    Cause(
+        name="loader shared by a node",
+        prior=lambda c: _loading(c) * _several(c),
+        draw=lambda rng, context: _loader(rng, context, shared=True),
+        means="processors or storage of a node feed all its devices",
+    ),
+    Cause(
+        name="straggler",
+        prior=lambda c: 0.05 * _several(c),
+        draw=_straggler,
+        means="everybody waits for one slow device, link or node",
+        shown="straggler",
+    ),
+    Cause(
+        name="memory thrash",
+        prior=lambda c: (
+            0.2 if max(map(c.needed_bytes, c.runs)) > _CROWDED * c.capacity_bytes else 0.02
+        ),
+        draw=lambda rng, _: Changes(thrash=_factor(rng, 2.5, 0.7)),
+        means="the allocator frees and asks again in every step, or pages to the host",
+        shown="thrash",
+    ),
+    Cause(
+        name="wrong model size",
+        prior=lambda _: 0.04,
+        draw=lambda rng, _: Changes(size=np.exp(1.5 * rng.standard_normal(NUM_DRAWS))),
+        means="another model than named is trained",
+        shown="size",
+        may_be_faster=True,
+    ),
+    Cause(
+        name="wrong units",
+        prior=lambda _: 0.06,
+        draw=_wrong_units,
+        means="per device or all, micro-step or step, tokens or samples, sparse peak",
+        may_be_faster=True,
+    ),
+    Cause(
+        name="other hardware",
+        prior=lambda _: 0.05,
+        draw=lambda rng, _: Changes(hardware=np.exp(0.8 * rng.standard_normal(NUM_DRAWS))),
+        means="another device or power limit than named",
+        shown="hardware",
+        may_be_faster=True,
+    ),
+    Cause(
+        name="other hardware in some runs",
+        prior=_compared,
+        draw=lambda rng, context: Changes(
+            elsewhere=np.exp(0.8 * rng.standard_normal((len(context.runs), NUM_DRAWS)))
+        ),
+        means="the runs that are compared ran on different devices",
+        may_be_faster=True,
+    ),
 )
-# fmt: on
 
 
-@dataclass(frozen=True, slots=True)
+#: What a measurement finds in every draw: log of a ratio or of seconds.
+Outcome = Callable[[Trained, Run, FittedParameters, Changes], FloatArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Something to measure: its outcome under a cause, in log of a ratio or of seconds."""
+    """Something to measure, and its outcome under a cause."""
 
     name: str
     command: str
     minutes: float
-    outcome: Callable[[Trained, Run, FittedParameters, Changes], FloatArray]
+    outcome: Outcome
     applies: Callable[[Context], bool] = lambda _: True
     calibrated: str = ""
     """Command on a machine that was calibrated, if it is another."""
@@ -244,7 +300,7 @@ def _fewer_run(context: Context, devices: int) -> bool:
     return context.needed_bytes(at_devices(run, devices)) <= most
 
 
-def _log_step(run_of: Callable[[Run], Run]) -> Callable[..., FloatArray]:
+def _log_step(run_of: Callable[[Run], Run]) -> Outcome:
     return lambda trained, run, terms, changed: np.log(step_s(trained, run_of(run), terms, changed))
 
 
@@ -257,7 +313,7 @@ def _log_without_loader(
     return np.log(step_s(trained, run, terms, without) / with_s)
 
 
-def _log_of(name: str) -> Callable[..., FloatArray]:
+def _log_of(name: str) -> Outcome:
     def outcome(
         _trained: Trained, run: Run, _terms: FittedParameters, changed: Changes
     ) -> FloatArray:
@@ -275,43 +331,94 @@ def _log_of(name: str) -> Callable[..., FloatArray]:
 _COLLECTIVES: Final = (
     "all_reduce_perf -b 1M -e 1G -f 2 -g {per_node} > nccl.log; perfmodel network check nccl.log"
 )
-# fmt: off
-SIZE: Final = Measurement("parameters of the model that runs",
-    "print(sum(p.numel() for p in model.parameters()))  # before sharding", 1, _log_of("size"))
-BETWEEN: Final = Measurement("all-reduces alone, between nodes",
-    "mpirun -np {devices} -N {per_node} all_reduce_perf -b 8 -e 1G -f 2 > log; "
-    "perfmodel network check log --device {device} --nic-bandwidth RATE --nics N", 5, _log_of("between"),
-    calibrated=_COLLECTIVES, applies=lambda context: any(run.nodes > 1 for run in context.runs))
-CLOCK: Final = Measurement("a step by the clock",
-    "torch.cuda.synchronize(); time.perf_counter()  # around 20 optimizer steps", 3, _log_of("unit"))
+SIZE: Final = Measurement(
+    name="parameters of the model that runs",
+    command="print(sum(p.numel() for p in model.parameters()))  # before sharding",
+    minutes=1,
+    outcome=_log_of("size"),
+)
+BETWEEN: Final = Measurement(
+    name="all-reduces alone, between nodes",
+    command="mpirun -np {devices} -N {per_node} all_reduce_perf -b 8 -e 1G -f 2 > log; "
+    "perfmodel network check log --device {device} --nic-bandwidth RATE --nics N",
+    minutes=5,
+    outcome=_log_of("between"),
+    calibrated=_COLLECTIVES,
+    applies=lambda context: any(run.nodes > 1 for run in context.runs),
+)
+CLOCK: Final = Measurement(
+    name="a step by the clock",
+    command="torch.cuda.synchronize(); time.perf_counter()  # around 20 optimizer steps",
+    minutes=3,
+    outcome=_log_of("unit"),
+)
 #: Where memory was logged and no step.
-ALLOCATED: Final = Measurement("what tensors need of the reserved memory, on a device of each run",
-    "torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()  # after 20 steps", 3, _log_of("size"))
+ALLOCATED: Final = Measurement(
+    name="what tensors need of the reserved memory, on a device of each run",
+    command="torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()  # after 20 steps",
+    minutes=3,
+    outcome=_log_of("size"),
+)
 MEASUREMENTS: Final = (
-    Measurement("one device, the same batch of each device",
-        "torchrun --nproc-per-node 1 train.py ...  # time 20 steps after 5 of warm-up", 5,
-        _log_step(lambda run: at_devices(run, 1)), applies=lambda context: _fewer_run(context, 1)),
-    Measurement("one node, the same batch of each device",
-        "torchrun --nproc-per-node {per_node} train.py ...  # time 20 steps after 5", 5,
-        _log_step(lambda run: at_devices(run, run.devices_per_node)),
-        applies=lambda context: ((devices := context.runs[-1].devices_per_node) > 1 and _fewer_run(context, devices))),
-    Measurement("one batch kept in memory, without the loader",
-        "batch = next(iter(loader))  # then time 20 steps on it", 5, _log_without_loader),
-    Measurement("all-reduces alone, inside a node",
-        "all_reduce_perf -b 8 -e 1G -f 2 -g {per_node} > log; perfmodel network check log --device {device}", 3,
-        _log_of("inside"), calibrated=_COLLECTIVES,
-        applies=lambda context: any(min(run.devices, run.devices_per_node) > 1 for run in context.runs)),
+    Measurement(
+        name="one device, the same batch of each device",
+        command="torchrun --nproc-per-node 1 train.py ...  # time 20 steps after 5 of warm-up",
+        minutes=5,
+        outcome=_log_step(lambda run: at_devices(run, 1)),
+        applies=lambda context: _fewer_run(context, 1),
+    ),
+    Measurement(
+        name="one node, the same batch of each device",
+        command="torchrun --nproc-per-node {per_node} train.py ...  # time 20 steps after 5",
+        minutes=5,
+        outcome=_log_step(lambda run: at_devices(run, run.devices_per_node)),
+        applies=lambda context: (
+            (devices := context.runs[-1].devices_per_node) > 1 and _fewer_run(context, devices)
+        ),
+    ),
+    Measurement(
+        name="one batch kept in memory, without the loader",
+        command="batch = next(iter(loader))  # then time 20 steps on it",
+        minutes=5,
+        outcome=_log_without_loader,
+    ),
+    Measurement(
+        name="all-reduces alone, inside a node",
+        command="all_reduce_perf -b 8 -e 1G -f 2 -g {per_node} > log; "
+        "perfmodel network check log --device {device}",
+        minutes=3,
+        outcome=_log_of("inside"),
+        calibrated=_COLLECTIVES,
+        applies=lambda context: any(
+            min(run.devices, run.devices_per_node) > 1 for run in context.runs
+        ),
+    ),
     BETWEEN,
     SIZE,
-    Measurement("devices, clocks and power limits while it trains, on every node",
-        "nvidia-smi --query-gpu=name,clocks.sm,power.draw,power.limit --format=csv", 1, _log_of("hardware")),
+    Measurement(
+        name="devices, clocks and power limits while it trains, on every node",
+        command="nvidia-smi --query-gpu=name,clocks.sm,power.draw,power.limit --format=csv",
+        minutes=1,
+        outcome=_log_of("hardware"),
+    ),
     CLOCK,
-    Measurement("retries of the allocator over 20 steps",
-        "torch.cuda.memory_stats()['num_alloc_retries']  # at begin and end", 3, _log_of("thrash")),
-    Measurement("every rank up to its first all-reduce",
-        "time forward inside model.no_sync() on each rank  # the slowest over the median", 5, _log_of("straggler"),
-        applies=_several),
-    Measurement("the profile of 3 steps on one rank: share of time with a kernel running",
-        "torch.profiler.profile(activities=[CPU, CUDA])  # gaps between kernels: host", 10, _log_of("host")),
+    Measurement(
+        name="retries of the allocator over 20 steps",
+        command="torch.cuda.memory_stats()['num_alloc_retries']  # at begin and end",
+        minutes=3,
+        outcome=_log_of("thrash"),
+    ),
+    Measurement(
+        name="every rank up to its first all-reduce",
+        command="time forward inside model.no_sync() on each rank  # the slowest over the median",
+        minutes=5,
+        outcome=_log_of("straggler"),
+        applies=_several,
+    ),
+    Measurement(
+        name="the profile of 3 steps on one rank: share of time with a kernel running",
+        command="torch.profiler.profile(activities=[CPU, CUDA])  # gaps between kernels: host",
+        minutes=10,
+        outcome=_log_of("host"),
+    ),
 )
-# fmt: on

@@ -1,4 +1,7 @@
-"""The catalogue of data sheets of devices and links; clusters, from a file or as ``"8 nvlink3, 8 eth-100 x4"``."""
+"""Hardware: data sheets of devices and links, in one catalogue; clusters of devices.
+
+A cluster is read from a file or from ``"8 nvlink3, 8 eth-100 x4"``.
+"""
 
 import difflib
 import functools

@@ -1,4 +1,4 @@
-"""Files of other tools: logs of nccl-tests as collectives, files of trainers as settings of a training.
+"""Files of other tools: logs of nccl-tests as measured collectives, files of trainers as training configurations.
 
 Logs are text or JSON (2.19). Text lines hold size, count, type, reduction, root, then time in us, algbw and busbw in
 GB/s (decimal) and errors, out of place and in place. The JSON dumps the whole process environment; it is dropped

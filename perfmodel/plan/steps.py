@@ -48,25 +48,37 @@ class Assumption(StrEnum):
     PRICES = "prices, 10 % up or down"
 
 
-# fmt: off
 #: What narrows an assumption, and in about how many minutes; no measurement narrows the others.
 _REMEDIES: Final[Mapping[Assumption, tuple[str, float]]] = {
-    Assumption.COMPUTING: ("perfmodel calibrate --budget standard, with this micro-batch among its own", 10),
-    Assumption.COMMUNICATION: ("perfmodel calibrate on as many nodes as can be had, at least two", 10),
+    Assumption.COMPUTING: (
+        "perfmodel calibrate --budget standard, with this micro-batch among its own",
+        10,
+    ),
+    Assumption.COMMUNICATION: (
+        "perfmodel calibrate on as many nodes as can be had, at least two",
+        10,
+    ),
     Assumption.INTERFERENCE: ("perfmodel calibrate --budget thorough", 30),
     Assumption.STRAGGLERS: ("perfmodel calibrate with more ranks at once (--nproc, --nnodes)", 10),
     Assumption.MODEL: (
         "perfmodel validate on that machine, named as validation of the option: measured errors replace guessed ones",
-        5),
-    Assumption.FITTED: ("more runs of that machine into the table of perfmodel calibrate --from-runs", 30),
+        5,
+    ),
+    Assumption.FITTED: (
+        "more runs of that machine into the table of perfmodel calibrate --from-runs",
+        30,
+    ),
     Assumption.LAYOUT_FORMULA: (
-        "some steps of this very layout on that machine, added to the table of perfmodel calibrate --from-runs", 20),
+        "some steps of this very layout on that machine, added to the table of perfmodel calibrate --from-runs",
+        20,
+    ),
     Assumption.STALLS: ("some steps of this layout on as many nodes, repeated on another day", 40),
 }
 #: Where a validation was named already, it says how wrong the model is of the devices it had.
 _VALIDATED: Final = (
-    "perfmodel calibrate, then validate, with more devices at once: the errors in use are of few", 25.0)
-# fmt: on
+    "perfmodel calibrate, then validate, with more devices at once: the errors in use are of few",
+    25.0,
+)
 
 
 #: An assumption, and the factors on the step at its low and at its high end.

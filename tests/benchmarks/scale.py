@@ -51,7 +51,7 @@ _TOLERANCE: Final = 0.1
 #: What no command may take, whatever it reads.
 _LONGEST_S: Final = 10.0
 _MOST_BYTES: Final = 2**30
-#: Of files, the largest but one of those that are read. [B]
+#: Of files: usual ones, nearly the 64 MiB that a document may have, and more. [B]
 _FILE_SIZES: Final = (10**6, 10**7, 6 * 10**7, 10**8)
 
 
@@ -287,7 +287,7 @@ def files(folder: Path) -> dict[str, tuple[str, Callable[[int], str]]]:
 
 
 def more_rounds(size: int) -> str:
-    """Lines of the recorded calibration, and of as many later campaigns of its rounds as it takes."""
+    """Lines of the recorded calibration and of rounds after it, as many as it takes; ``size``: in bytes, about."""
     lines, length = [], 0
     for line in _observed():
         lines.append(line)
@@ -298,7 +298,7 @@ def more_rounds(size: int) -> str:
 
 
 def _observed() -> Iterator[str]:
-    """Without end; times of each later line are longer or shorter by 3 %."""
+    """The recorded lines, then later rounds without end; their times are longer or shorter by 3 %, line by line."""
     packed = (_CALIBRATION / f"{OBSERVATIONS}.xz").read_bytes()
     lines = lzma.decompress(packed).decode().splitlines()
     yield from lines
@@ -430,7 +430,7 @@ def _inside(case: str, size: int) -> Cost:
 
 
 def file_rows(folder: Path) -> list[str]:
-    """One row of a table per kind of file, at some sizes; a folder stands for its observations."""
+    """One row of a table per kind of file, at some sizes; a name without suffix is a folder of observations."""
     headings = " | ".join(f"{size // 10**6} MB" for size in _FILE_SIZES)
     rows = [f"| file | {headings} | |", f"|---{'|---' * len(_FILE_SIZES)}|---|"]
     path = folder / "large"

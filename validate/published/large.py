@@ -1,6 +1,6 @@
 """Large models: infer steps and memory from some published runs, predict the others.
 
-First each table as jobs: its columns, units, and rows that cannot be right.
+Each table is read as jobs first: its columns, its units, rows that cannot be right.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What all laws of collectives share: fits with their uncertainty, groups joined, neighbours, sizes between."""
+"""What laws of collectives share: fits, groups joined, neighbours, sizes between; messages of ranks that move bytes."""
 
 import functools
 import itertools
