@@ -254,7 +254,8 @@ class MessageLaw(Law):
             return np.concatenate([data, (p - centre[:, np.newaxis]) / spread])
 
         # What is hidden at the start stays hidden: begin without shared processors, and with them. Then
-        # the smallest group's messages show links, the largest's processors alone.
+        # the smallest group's messages show links, the largest's processors alone. Where both add up, links
+        # have a shorter latency than that: begin there, too.
         ends = []
         for ranks, count in (
             (min(groups), works[min(groups)].loads),
@@ -263,7 +264,8 @@ class MessageLaw(Law):
             low, high = groups[ranks][0], groups[ranks][-1]
             ends += [low.time_s / count, high.time_s / high.at / count]
         shared = np.log((*ends, _BELIEFS[-1]))
-        return cls.fitted(residuals, (centre, shared), drawn, num_points=len(logs))
+        starts = (centre, shared, np.where(np.arange(NUM_PARAMETERS) == 0, shared - 2.0, shared))
+        return cls.fitted(residuals, starts, drawn, num_points=len(logs))
 
     def message_s(self, message_bytes: Samples, of: Work) -> Samples:
         """Time of one message, shape ``(num_sizes, num_draws)`` for sizes of shape ``(num_sizes, 1)``. [s]"""
