@@ -5,21 +5,19 @@ import io
 import json
 import re
 import resource
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 from hypothesis import strategies as st
-from typer.main import get_command
 
 from calibrate.runs import read_run_rows, read_runs
 from calibrate.step_table import read_steps
-from perfmodel.cli import app, main
+from perfmodel.cli import main
 from perfmodel.documents import unsealed_content
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget
@@ -37,13 +35,21 @@ from perfmodel.documents.profile import (
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
-from tests.fuzz.forked import checked_lines, factory_check
-from tests.fuzz.grammar import factories, whole_lines
+from tests.fuzz.forked import (
+    GARBAGE,
+    Outcome,
+    checked_lines,
+    factory_check,
+    faults_of_words,
+    filled,
+)
+from tests.fuzz.grammar import command_lines, factories
 from tests.fuzz.nonsense import HOSTILE, UNSEALED, changed, edited, page_check, questions
 from tests.fuzz.wire import messages, page_of
 from tests.perfmodel.cli.test_refusals import _WRITERS
-from tests.perfmodel.documents.test_training_logs import LINES, ten
+from tests.perfmodel.documents.test_observed import LINES, ten
 from tests.perfmodel.plan.plans import TODAY
+from tests.regression.cases import unpacked
 from validate.borrowed import unpack
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -186,62 +192,14 @@ def read_hostile(name: str, content: bytes, folder: Path) -> list[str]:
     return []
 
 
-#: Words of libraries, which mean nothing to a user.
-_GARBAGE: Final = re.compile(
-    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class|Warning|codec"
-)
-
-
 def garbage(said: str) -> list[str]:
     """What a library says in a message."""
-    return [f"words of a library: {said}"] if _GARBAGE.search(said) else []
-
-
-#: Valid command lines that measure nothing.
-COMMANDS: Final = (
-    "predict --profile {stored} --workload light",
-    "predict --profile {inferred} --model gpt2-xl --layout dp=8",
-    "explain --profile {stored} --workload light",
-    "whatif --profile {stored} --workload heavy --set network.bandwidth=2x",
-    "memory --workload {traced} --device h100-sxm5",
-    "devices",
-    "goodput --devices 100 --work-days 10 --mtbf-device-hours 50000 --checkpoint-s 60",
-    "batch --points 64=10,128=11",
-    "cost {budget}",
-    "diff {stored} {stored}",
-    "check {stored}",
-    "acceptance write --profile {stored}",
-    "acceptance judge {clauses}",
-    "network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8",
-    "plan options {plan}",
-    "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --global-batch 64",
-    "fit {tmp}",
-    "calibrate --from-runs {runs} --device A100 --out {tmp}/inferred",
-    "report --profile {stored} --workloads light --out written",
-    "validate published --data {tmp}",
-    "validate --from {plan}",
-    "machines dgx-a100",
-    "predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8",
-    "memory --machine dgx-a100 --workload {traced}",
-    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --strategy ddp --observed '8x1: 3 s'",
-    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --devices 1 --log {log}",
-)
-_USUAL: Final = "1 2 8 100 1.5 {stored} {plan} {tmp} {traced} light gpt2-xl"
-_WRITES: Final = (
-    "--output",
-    "--out",
-    "--plot",
-    "--export",
-    "--csv",
-    "--trace",
-    "--report",
-    "--campaign",
-)
+    return [f"words of a library: {said}"] if GARBAGE.search(said) else []
 
 
 #: What stands for a file in command lines, where a test has written it.
 _MADE: Final = ("stored", "slower", "inferred", "traced", "plan", "budget")
-#: Files of the project by the names that stand for them.
+#: Files of the project by the names that stand for them; commands get copies.
 _SHIPPED: Final = {
     "nccl": "tests/regression/inputs/nccl.txt",
     "config": "tests/regression/inputs/config.json",
@@ -249,14 +207,14 @@ _SHIPPED: Final = {
     "cluster": "docs/clusters/ethernet.toml",
     "yaml": "docs/cases/mpt-7b.yaml",
     "net": "docs/cases/net.py",
-    "validation": "docs/records/validation/validation.json",
+    "validation": "docs/records/validation",
     "folder": "docs/records/calibration",
     "truth": "calibrate/virtual/truths/two-nodes.toml",
 }
 
 
 def written_files(folder: Path) -> dict[str, str]:
-    """Valid files by the names that stand for them in command lines."""
+    """Valid files by the names that stand for them in command lines, all in a folder."""
     for name in _MADE:
         _WRITERS[name](folder / name)
     (folder / "tmp").mkdir()
@@ -264,55 +222,26 @@ def written_files(folder: Path) -> dict[str, str]:
     (folder / "log").write_text(ten("torchtitan"), encoding="utf-8")
     for name in ("columns", "steps", "observations"):
         (folder / f"{name}.{READERS[name][0]}").write_bytes(valid(name, folder))
+    for name, path in _SHIPPED.items():
+        source, target = _ROOT / path, folder / f"{name}{Path(path).suffix}"
+        target.mkdir() if source.is_dir() else target.write_bytes(source.read_bytes())
+        for file in source.iterdir() if source.is_dir() else ():
+            plain = file.name.removesuffix(".xz")
+            unpacked(source / plain, target / plain)
     found = {path.name.partition(".")[0]: str(path) for path in folder.iterdir()}
-    found |= {name: str(_ROOT / path) for name, path in _SHIPPED.items()}
+    found["validation"] += "/validation.json"
     job = "goodput --devices 100 --work-days 10 --mtbf-device-hours 50000 --checkpoint-s 60 --json"
-    code, goodput, _ = run_line(job.split(), found)
-    (folder / "goodput").write_text(goodput, encoding="utf-8")
-    line = f"acceptance write --profile {{stored}} --output {folder}/clauses"
-    more_codes = run_line(shlex.split(line), found)[0]
-    assert (code, more_codes) == (0, 0)
+    ended = run_line(job.split())
+    (folder / "goodput").write_text(ended.out, encoding="utf-8")
+    line = f"acceptance write --profile {folder}/stored --output {folder}/clauses"
+    assert (ended.code, run_line(line.split()).code) == (0, 0)
     return found | {name: str(folder / name) for name in ("goodput", "clauses")}
 
 
-def options_of(line: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
-    """Flags of a command, whether each takes a value, and words of that value."""
-    command: Any = get_command(app)
-    for word in line.split():
-        if not hasattr(command, "get_command") or word.startswith(("-", "{")):
-            break
-        command = command.get_command(None, word) or command
-    for parameter in command.params:
-        flag = parameter.opts[0]
-        if flag.startswith("-") and not flag.startswith(("--help", "--port")):
-            words = tuple(re.findall(r"[\w.-]+", parameter.metavar or ""))
-            yield flag, not getattr(parameter, "is_flag", False), words
-
-
-@st.composite
-def command_lines(draw: st.DrawFn) -> list[str]:
-    """A valid line with options added, replaced or spoilt."""
-    line = draw(st.sampled_from(COMMANDS))
-    words, flags = shlex.split(line), list(options_of(line))
-    for flag, has_value, known in (
-        draw(st.lists(st.sampled_from(flags), max_size=3)) if flags else ()
-    ):
-        values = (*HOSTILE, *_USUAL.split(), *known)
-        value = draw(st.sampled_from(values)).replace("\0", "").encode("utf-8", "replace").decode()
-        if flag in _WRITES:
-            value = "written"
-        if flag in words and draw(st.booleans()) and has_value:
-            words[words.index(flag) + 1] = value
-        else:
-            words += [flag, value] if has_value else [flag]
-    return words
-
-
-def run_line(words: list[str], files: dict[str, str]) -> tuple[int, str, str]:
-    """Exit code and both outputs of a command in this process."""
-    arguments = [re.sub(r"\{(\w+)\}", lambda m: files.get(m[1], m[0]), word) for word in words]
+def run_line(words: list[str]) -> Outcome:
+    """How a command ends in this process."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["perfmodel", *arguments]
+    sys.argv = ["perfmodel", *words]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main()
@@ -320,43 +249,13 @@ def run_line(words: list[str], files: dict[str, str]) -> tuple[int, str, str]:
         code = int(ended.code or 0)
     finally:
         sys.argv = before
-    return code, out.getvalue(), err.getvalue()
+    return Outcome(code, out.getvalue(), err.getvalue())
 
 
 def check_line(words: list[str], files: dict[str, str]) -> list[str]:
     """Run a command: it answers, or complains in one line; anything else is a fault."""
-    code, out, err = run_line(words, files)
-    faults = garbage(err)
-    if code not in {0, 1, 2, 3, 4, 5}:
-        faults.append(f"exit code {code}: {words}")
-    if "\x1b" in out + err:
-        faults.append(f"escape sequence: {words}")
-    # What is wrong with a file is the answer of ``check``.
-    if code and "Usage:" not in err + out and words[0] != "check":
-        complaints = sum(line.startswith("perfmodel: ") for line in err.splitlines())
-        if complaints != 1:
-            faults.append(f"{complaints} complaints: {err}")
-    return faults
-
-
-#: Commands by the file that each reads.
-_READING: Final = {
-    "stored": "predict --workload light --profile",
-    "inferred": "predict --model gpt2-xl --layout dp=8 --profile",
-    "traced": "memory --workload",
-    "plan": "plan options --today 2026-11-21",
-    "budget": "cost --today 2026-11-21",
-}
-
-
-def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> list[str]:
-    """Every command that reads a file reads a spoilt one."""
-    faults = []
-    for name, line in _READING.items():
-        hostile = Path(files[name]).with_name(f"hostile-{name}.json")
-        hostile.write_bytes(spoilt(Path(files[name]).read_bytes(), changes))
-        faults += check_line([*line.split(), str(hostile)], files)
-    return faults
+    words = filled(words, files)
+    return faults_of_words(run_line(words), words)
 
 
 def check_edited(document: str, line: str, content: object, files: dict[str, str]) -> list[str]:
@@ -366,28 +265,28 @@ def check_edited(document: str, line: str, content: object, files: dict[str, str
     return check_line([*line.split(), str(path), "--unsealed"], files)
 
 
-#: Commands that answer from a sealed document, which stands behind the last word.
-SEALED: Final = (
+#: Commands that answer from a file, which stands behind the last word; those of documents have a seal.
+READING: Final = (
     *UNSEALED,
     *((name, "check") for name in dict(UNSEALED)),
     ("stored", "diff {slower}"),
+    ("plan", "plan options --today 2026-11-21"),
+    ("budget", "cost --today 2026-11-21"),
 )
 
 
-def check_sealed(
+def check_spoilt(
     document: str, line: str, edits_of: list[Edit], files: dict[str, str]
 ) -> list[str]:
     """A command answers from what its writer wrote, or refuses the file: a change is never believed."""
-    path = Path(files[document]).with_name(f"sealed-{document}.json")
+    path = Path(files[document]).with_name(f"spoilt-{document}.json")
     content = Path(files[document]).read_bytes()
     new = spoilt(content, edits_of)
     path.write_bytes(new)
-    faults = check_line([*line.split(), str(path)], files)
-    try:
-        is_same = json.loads(new) == json.loads(content)
-    except (ValueError, RecursionError):
-        is_same = False
-    if not is_same and run_line([*line.split(), str(path)], files)[0] == 0:
+    words = filled([*line.split(), str(path)], files)
+    found = run_line(words)
+    faults = faults_of_words(found, words)
+    if found.code == 0 and document in dict(UNSEALED) and json.loads(new) != json.loads(content):
         faults.append(f"believed: {line}")
     return faults
 
@@ -437,9 +336,9 @@ def attacks(
         (name, line), what = drawn
         return check_edited(name, line, changed(documents[name], what), files)
 
-    def on_sealed(drawn: Any) -> list[str]:
+    def on_spoilt(drawn: Any) -> list[str]:
         (name, line), what = drawn
-        return check_sealed(name, line, what, files)
+        return check_spoilt(name, line, what, files)
 
     @cache
     def page() -> Act:
@@ -450,13 +349,11 @@ def attacks(
 
     kinds: dict[str, tuple[st.SearchStrategy[Any], Act]] = {
         **{name: (edits, on_reader(name)) for name in READERS},
-        "inputs": (edits, lambda changes: check_hostile_input(changes, files)),
-        "lines": (command_lines(), lambda words: check_line(words, files)),
         "edited": (edited, on_edited),
-        "sealed": (st.tuples(st.sampled_from(SEALED), edits), on_sealed),
+        "spoilt": (st.tuples(st.sampled_from(READING), edits), on_spoilt),
         "questions": (questions(), page_check(garbage)),
         "messages": (messages(), on_page),
-        "whole lines": (whole_lines(), checked_lines(folder, files)),
+        "lines": (command_lines(), checked_lines(folder, files)),
         "factories": (factories(), factory_check(folder)),
     }
     return {kind: (drawn, guarded(act, files)) for kind, (drawn, act) in kinds.items()}

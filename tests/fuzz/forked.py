@@ -1,5 +1,6 @@
 """A command in a forked process: what it prints, what it takes, and what it leaves behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -31,8 +32,11 @@ _INTERRUPTED: Final = 130
 #: Folders that are made afresh for each command.
 _OWN: Final = ("work", "temporary", "home")
 _RAISED: Final = 70
-#: A complaint that shows a fault of the program, not of its input.
-_INTERNAL: Final = re.compile(r"Traceback \(|internal error|pydantic|https?://errors|set_int_max")
+#: Words of libraries, which mean nothing to a user; of those, the ones that no factory says.
+GARBAGE: Final = re.compile(
+    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class|Warning|codec"
+)
+_OF_NO_FACTORY: Final = re.compile(r"Traceback|internal error|pydantic|https?://errors|set_int_max")
 
 
 class Outcome(NamedTuple):
@@ -42,8 +46,8 @@ class Outcome(NamedTuple):
     """Exit code, or minus the signal that ended it."""
     out: str
     err: str
-    cpu_s: float
-    growth_kib: int
+    cpu_s: float = 0.0
+    growth_kib: int = 0
     """Largest memory beyond that of the process it was forked from. [KiB]"""
 
 
@@ -66,13 +70,16 @@ def run_forked(words: list[str], folder: Path) -> Outcome:
                         getattr(stream or nothing, "flush", int)()
                 os._exit(code)
         end_s = time.monotonic() + _MOST_WALL_S
-        while True:
-            done, status, used = os.wait4(process, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() > end_s:
-                os.kill(process, signal.SIGKILL)
-            time.sleep(0.002)
+        try:
+            while not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if time.monotonic() > end_s:
+                    break
+                time.sleep(0.002)
+        finally:  # what it started ends with it, also where the attack itself is interrupted
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):  # it has no group yet
+                    kill(process, signal.SIGKILL)
+            _, status, used = os.wait4(process, 0)
         said = [os.pread(file.fileno(), 1 << 24, 0) for file in (out, err)]
     cpu_s = used.ru_utime + used.ru_stime
     growth_kib = max(0, used.ru_maxrss - own_kib)
@@ -97,10 +104,7 @@ def _run(words: list[str], folder: Path, out: int, err: int) -> int:
     temporary = str(folder / "temporary")
     os.chdir(folder / "work")
     os.environ |= {"TMPDIR": temporary, "HOME": str(folder / "home"), "COLUMNS": "80"}
-    os.environ |= {
-        "PERFMODEL_LOCK": str(folder / "lock"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "home"),  # torch makes one below TMPDIR
-    }
+    os.environ["PERFMODEL_LOCK"] = str(folder / "lock")
     tempfile.tempdir = temporary
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S + 2, _MOST_CPU_S + 3))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -124,17 +128,21 @@ def measures(words: list[str]) -> bool:
     return words[:1] in (["calibrate"], ["validate"], ["doctor"])
 
 
-def faults_of(words: list[str], found: Outcome, folder: Path) -> list[str]:
-    """What is wrong with an outcome: each fault in a line."""
-    faults = _faults_of_words(words, found)
+def faults_of(found: Outcome, words: list[str], folder: Path) -> list[str]:
+    """What a command took, left behind or wrote otherwise than it should: each fault in a line."""
+    faults = []
     if found.cpu_s > _MOST_CPU_S:
         faults.append(f"took {found.cpu_s:.0f} s")
     if found.growth_kib > _MOST_GROWTH_KIB:
         faults.append(f"took {found.growth_kib // 1024} MiB")
-    if left := [path.name for path in (folder / "temporary").iterdir()]:
+    left = [path.name for path in (folder / "temporary").iterdir()]
+    if left and not all(name.startswith("torchinductor_") for name in left):  # torch's own
         faults.append(f"left behind: {left}")
     if found.code == 0 and "--json" in words and "--help" not in words:
-        faults += _faults_of_json(found.out)
+        try:
+            json.loads(found.out, parse_constant=faults.append)
+        except ValueError as error:
+            faults.append(f"no JSON: {error}")
     if found.code == 0 and "--output" in words:
         target = folder / "work" / words[words.index("--output") + 1]
         if not target.exists():
@@ -146,40 +154,49 @@ def faults_of(words: list[str], found: Outcome, folder: Path) -> list[str]:
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]")
 
 
-def _faults_of_words(words: list[str], found: Outcome) -> list[str]:
-    """What is wrong with an exit code and with what is printed."""
+def faults_of_words(
+    found: Outcome,
+    words: list[str],
+    *,
+    garbage: re.Pattern[str] = GARBAGE,
+    is_interrupted: bool = False,
+) -> list[str]:
+    """What is wrong with an exit code and with what is printed: one complaint where there is no answer."""
     faults = []
-    allowed = {0, 1, 2, 3, 4, 5, *([_INTERRUPTED] if measures(words) else [])}
-    if found.code not in allowed:
-        faults.append(f"exit code {found.code}: {found.err[-300:]!r}")
-    if _INTERNAL.search(found.err):
-        faults.append(f"words of a fault: {found.err[-300:]!r}")
+    if found.code not in {0, 1, 2, 3, 4, 5, *[_INTERRUPTED] * is_interrupted}:
+        faults.append(f"exit code {found.code}: {words} {found.err[-300:]!r}")
+    if garbage.search(found.err):
+        faults.append(f"words of a library: {found.err[-300:]!r}")
     if _CONTROLS.search((found.out + found.err).replace("\x1b[K", "")):
         faults.append(f"control characters: {(found.out + found.err)[:300]!r}")
     complaints = sum(line.startswith("perfmodel: ") for line in found.err.splitlines())
-    # What is wrong with a file is the answer of ``check``.
-    most = 1 if found.code else 0
-    least = 0 if words[:1] == ["check"] else most
-    if "Usage:" not in found.err + found.out and not least <= complaints <= most:
+    if words[:1] == ["check"] and found.code and not complaints:
+        if not _names_what_is_wrong(found.out, words[1]):
+            faults.append(f"does not say what is wrong: {found.out[-300:]!r}")
+    elif "Usage:" not in found.err + found.out and complaints != (found.code != 0):
         faults.append(f"{complaints} complaints with exit code {found.code}: {found.err[-300:]!r}")
     return faults
 
 
-def _faults_of_json(text: str) -> list[str]:
-    faults: list[str] = []
-    try:
-        json.loads(text, parse_constant=faults.append)
-    except ValueError as error:
-        faults.append(f"no JSON: {error}")
-    return faults
+def _names_what_is_wrong(answer: str, file: str) -> bool:
+    """Whether the answer of ``check`` tells the file and the rule that it breaks, or why its seal does not fit."""
+    said = " ".join(answer.replace('"', "").split())
+    rule = re.search(rf"valid: no, {re.escape(file)}: \w", said)
+    return rule is not None or re.search(r"seal: (was|carries) ", said) is not None
+
+
+def filled(words: list[str], files: dict[str, str]) -> list[str]:
+    """Words with the paths that names in braces stand for."""
+    return [re.sub(r"\{(\w+)\}", lambda m: files.get(m[1], m[0]), word) for word in words]
 
 
 def checked_lines(folder: Path, files: dict[str, str]) -> Callable[[list[str]], list[str]]:
     """Runs a command with these files; whatever it changes outside its own folder is a fault."""
 
-    def act(words: list[str]) -> list[str]:
-        filled = [re.sub(r"\{(\w+)\}", lambda m: files.get(m[1], m[0]), word) for word in words]
-        return _checked(filled, folder)
+    def act(drawn: list[str]) -> list[str]:
+        words = filled(drawn, files)
+        found, faults = _checked(words, folder)
+        return faults_of_words(found, words, is_interrupted=measures(words)) + faults
 
     return act
 
@@ -191,7 +208,12 @@ def factory_check(folder: Path) -> Callable[[tuple[str, str]], list[str]]:
         text, line = drawn
         path = folder / "factory.py"
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        faults = _checked(shlex.split(line.replace("{factory}", str(path))), folder)
+        words = shlex.split(line.replace("{factory}", str(path)))
+        found, faults = _checked(words, folder)
+        is_interrupted = "raise KeyboardInterrupt" in text
+        faults += faults_of_words(
+            found, words, garbage=_OF_NO_FACTORY, is_interrupted=is_interrupted
+        )
         if not faults and (written := folder / "forked" / "work" / "o.json").exists():
             try:
                 WorkloadDocument.read(written)
@@ -202,14 +224,18 @@ def factory_check(folder: Path) -> Callable[[tuple[str, str]], list[str]]:
     return act
 
 
-def _checked(words: list[str], folder: Path) -> list[str]:
+def _checked(words: list[str], folder: Path) -> tuple[Outcome, list[str]]:
+    """How a command ended in ``folder / "forked"``, and what it took and touched."""
     own = folder / "forked"
     own.mkdir(exist_ok=True)
     before = _state_of(folder)
-    faults = faults_of(words, run_forked(words, own), own)
+    found = run_forked(words, own)
     after = _state_of(folder)
-    touched = [path for path in before | after if before.get(path) != after.get(path)]
-    return [*faults, *([f"touched: {touched}"] if touched else [])]
+    touched = {path for path in before | after if before.get(path) != after.get(path)}
+    if words[:1] == ["fit"]:  # it writes beside what it fits
+        touched -= {str(Path(word, name)) for word in words[1:] for name in ("", "profile.json")}
+    faults = [f"touched: {sorted(touched)}"] if touched else []
+    return found, faults_of(found, words, own) + faults
 
 
 def _state_of(folder: Path) -> dict[str, tuple[int, int]]:

@@ -2,14 +2,38 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from perfmodel.page.server import application
 from tests.perfmodel.page.sessions import answers, layout_answers
+
+Drawn: TypeAlias = st.SearchStrategy[str]
+
+
+def words(text: str) -> list[str]:
+    """The words of a list."""
+    return text.split()
+
+
+def texts(text: str) -> list[str]:
+    """Texts of a list that stand three blanks or a line apart."""
+    return re.split(r" {3,}|\n", text.strip())
+
+
+def one(found: Sequence[str]) -> Drawn:
+    """Any of these."""
+    return st.sampled_from(found)
+
+
+def joined(each: Drawn, separator: str, *, least: int = 0, most: int) -> Drawn:
+    """Some, one after the other."""
+    return st.lists(each, min_size=least, max_size=most).map(separator.join)
+
 
 #: What stands where a number or a text should.
 _NUMBERS: Final = (
@@ -18,28 +42,14 @@ _NUMBERS: Final = (
 )
 _TEXTS: Final = ("", "x", "\u0661", "\x1b[31m", "a" * 300, "light", "cpu", "NV\u00b2", "{0}%s")
 _OTHERS: Final[tuple[Any, ...]] = (None, True, [], {}, [1], [[]], {"a": 1})
-
-
 #: What stands where a number, a name or anything else should.
-_NUMERALS: Final = "1e999 -1e999 NaN nan inf -1 0 -0 1e-320 1e300 0.5 1_000 999999999 0x10 1e3 1. \u0663 \uff11\uff12"
-_SIGNS: Final = (
-    'true null "5" "" [] {} [[[[ {"a":1,"a":2} .. / %s {0} a=b=c , ; : = dp=8 10us 25GB/s 2x'
-)
-_CONTROLS: Final = (
-    "\x1b[31m \x9b31m \x00 \ufeff \u2028 \ud800 \\ud800 \\u001b[2J \r \n \u00b2 NV\u00b2"
-)
-HOSTILE: Final = (
-    *(*_NUMERALS.split(), *_SIGNS.split(), *_CONTROLS.split(" ")),
-    *(
-        "9" * 25,
-        "9" * 5000,
-        "1" * 300,
-        "18446744073709551616",
-        "x" * 3000,
-        "[" * 2000,
-        '{"a":' * 300,
-    ),
-)
+HOSTILE: Final = [
+    *words("1e999 -1e999 NaN nan inf -1 0 -0 1e-320 1e300 0.5 1_000 999999999 0x10 1e3 1. \u0663"),
+    *words('\uff11\uff12 true null "5" "" [] {} [[[[ {"a":1,"a":2} .. / %s {0} a=b=c , ; : ='),
+    *words("dp=8 10us 25GB/s 2x \x9b31m \\ud800 \\u001b[2J \u00b2 NV\u00b2 18446744073709551616"),
+    *("\x1b[31m", "\x00", "\ufeff", "\u2028", "\ud800", "\r", "\n", "9" * 25, "9" * 5000),
+    *("1" * 300, "x" * 3000, "[" * 2000, '{"a":' * 300),
+]
 
 
 class Change(NamedTuple):
@@ -119,7 +129,8 @@ UNSEALED: Final = (
 )
 edited: Final = st.tuples(st.sampled_from(UNSEALED), changes)
 
-_STEP: Final[dict[str, Any]] = {
+#: A question at the page of a calibrated machine, and at that of one inferred from runs.
+STEP: Final[dict[str, Any]] = {
     "profile": "here",
     "workload": "light",
     "scaling": "weak",
@@ -133,41 +144,39 @@ _LAYOUT: Final[dict[str, Any]] = {
     "profile": "inferred",
     "workload": "gpt2-xl",
     "batch": 64,
-    "layout": "dp=8 tp=2 pp=2 zero=1",
     "capacity_bytes": 2**36,
+    "layout": "dp=8 tp=2 pp=2 zero=1",
 }
-_FIELDS: Final = (
-    *("network.bandwidth", "network.latency", "network.algorithm", "device", "memory.bandwidth"),
-    *("precision", "accumulation", "bucket_cap_mb", "loader.samples_per_s", "workload", "cluster"),
-    *("devices", "ranks.noise", "device.speed", "bucket_cap", "x"),
-)
-_VALUES: Final = (
-    *("0", "1", "-1", "2x", "0x", "1e300x", "1e-300x", "400Gb/s", "1e300B/s", "10us", "1e300s"),
-    *("nan", "inf", "bf16", "ring", "tree", "h100-sxm5", "9" * 39, "\u0661x", "\ud800", "NV\u00b2"),
-    *("", " ", "1e-320x", "64", "1000000", "0.5", "1e3", "1e308PB/s", "1e300B", "9" * 40),
-)
-_KEYS: Final = (
-    *("dp", "tp", "pp", "cp", "ep", "zero", "fsdp", "ddp", "micro_batch", "accumulation", "x"),
-    *("interleave", "schedule", "recompute", "shard"),
-    *("precision", "one_process"),
-)
-_WORDS: Final = (
-    *("0", "1", "2", "3", "4", "8", "16", "48", "64", "1024", "1000000", "-1", "1.5", "\u00b2"),
-    *("yes", "no", "full", "gpipe", "9" * 20, "9" * 100, "nan", "7,9,9,7", ""),
-    *("bf16", "9" * 5000, "1_0", "+2"),
-)
-layouts: Final = st.lists(
-    st.builds("{}={}".format, st.sampled_from(_KEYS), st.sampled_from(_WORDS)), max_size=6
-).map(" ".join)
-_BROKEN: Final = (b"", b"{", b"[" * 3000, b"\xff", b"9" * 5000, b',"layout":"dp=8"')
+_FIELDS: Final = words("""
+network.bandwidth network.latency network.algorithm device memory.bandwidth precision accumulation bucket_cap_mb
+loader.samples_per_s workload cluster devices ranks.noise device.speed bucket_cap x
+""")
+_VALUES: Final = [
+    *words(
+        "0 1 -1 2x 0x 1e300x 1e-300x 400Gb/s 1e300B/s 10us 1e300s nan inf bf16 ring tree h100-sxm5"
+    ),
+    *words("1e-320x 64 1000000 0.5 1e3 1e308PB/s 1e300B \u0661x \ud800 NV\u00b2"),
+    *("", " ", "9" * 39, "9" * 40),
+]
+_KEYS: Final = words("""
+dp tp pp cp ep zero fsdp ddp micro_batch accumulation x interleave schedule recompute shard precision one_process
+""")
+_WORDS: Final = [
+    *words(
+        "0 1 2 3 4 8 16 48 64 1024 1000000 -1 1.5 \u00b2 yes no full gpipe nan 7,9,9,7 bf16 1_0 +2"
+    ),
+    *("", "9" * 20, "9" * 100, "9" * 5000),
+]
+layouts: Final = joined(st.builds("{}={}".format, one(_KEYS), one(_WORDS)), " ", most=6)
+BROKEN: Final = (b"", b"{", b"[" * 3000, b"\xff", b"9" * 5000, b',"layout":"dp=8"')
 
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[str, bytes]:
     """Address and body of a request."""
-    asked = copy.deepcopy(draw(st.sampled_from((_STEP, _LAYOUT))))
+    asked = copy.deepcopy(draw(st.sampled_from((STEP, _LAYOUT))))
     if draw(st.booleans()):
-        fields = st.dictionaries(st.sampled_from(_FIELDS), st.sampled_from(_VALUES), max_size=4)
+        fields = st.dictionaries(one(_FIELDS), one(_VALUES), max_size=4)
         is_step = "changes" in asked
         asked["changes" if is_step else "layout"] = draw(fields if is_step else layouts)
     if draw(st.integers(0, 2)):
@@ -175,8 +184,8 @@ def questions(draw: st.DrawFn) -> tuple[str, bytes]:
     body = json.dumps(asked).encode()
     if draw(st.integers(0, 5)) == 0:
         at = draw(st.integers(0, len(body)))
-        body = body[:at] + draw(st.sampled_from(_BROKEN)) + body[at:]
-    return draw(st.sampled_from(("/answer", "/detail"))), body
+        body = body[:at] + draw(st.sampled_from(BROKEN)) + body[at:]
+    return draw(one(["/answer", "/detail"])), body
 
 
 def page_check(garbage: Callable[[str], list[str]]) -> Callable[[tuple[str, bytes]], list[str]]:

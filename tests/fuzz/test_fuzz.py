@@ -2,17 +2,22 @@
 
 import contextlib
 import json
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.documents import unsealed_content
+from tests.fuzz import forked
 from tests.fuzz.attack import (
     READERS,
     attacks,
@@ -23,14 +28,15 @@ from tests.fuzz.attack import (
     read_hostile,
     written_files,
 )
+from tests.fuzz.forked import Outcome, faults_of_words
 from tests.fuzz.nonsense import page_check
 
 #: Past failures: ``reader | content`` with Python's escapes, ``$ | command line``, or
 #: ``= document place value | command line`` of a document that somebody edited, or ``? | question at the page``.
 CORPUS = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").splitlines()
 #: Tries of each kind.
-TRIES = {**dict.fromkeys(READERS, 30), "inputs": 10, "lines": 50, "edited": 50, "questions": 80}
-TRIES |= {"sealed": 30, "messages": 50, "whole lines": 20, "factories": 15}
+TRIES = {**dict.fromkeys(READERS, 30), "lines": 50, "edited": 50, "questions": 80}
+TRIES |= {"spoilt": 40, "messages": 50, "factories": 15}
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +122,43 @@ def test_what_is_hostile(folder: Path, files: dict[str, str], kind: str) -> None
             assert act(data.draw(strategy)) == []
 
         attacked()
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_enough"),
+    [
+        ("kind: profile", False),
+        ("seal: fits\nvalid: no, other.json: x: must be 1", False),
+        ("seal: fits\nvalid: no, a.json: ", False),
+        ("seal: fits\nvalid: no, a.json: x:\n  must be 1", True),
+        ('{"file": {"seal": "fits", "valid": "no, a.json: x: must be 1"}}', True),
+        ("seal: was changed after it was written: its seal does not fit\nvalid: yes", True),
+    ],
+)
+def test_a_check_that_fails_says_what_is_wrong(answer: str, *, is_enough: bool) -> None:
+    assert (faults_of_words(Outcome(1, answer, ""), ["check", "a.json"]) == []) == is_enough
+
+
+def test_what_a_command_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main() -> None:
+        sys.stdout.write(f"{subprocess.Popen(['sleep', '60']).pid}")
+        sys.stdout.flush()
+        time.sleep(60)
+
+    monkeypatch.setattr(forked, "main", main)
+    monkeypatch.setattr(forked, "_MOST_WALL_S", 2.0)
+    found = forked.run_forked([], tmp_path)
+    assert found.code == -signal.SIGKILL
+    end_s = time.monotonic() + 10
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(int(found.out)).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+
+
+def test_commands_get_only_files_of_the_attack(folder: Path, files: dict[str, str]) -> None:
+    """What a command writes beside one of them is seen."""
+    assert all(Path(file).is_relative_to(folder) for file in files.values())
+    assert Path(files["folder"], "observations.jsonl").exists()

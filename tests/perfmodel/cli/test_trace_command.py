@@ -184,8 +184,9 @@ def make():
 def test_a_file_may_change_where_modules_are_found(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """What it puts there serves its factory, too."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    """What it puts there serves its factory, too; what it takes away comes back."""
+    before = [*sys.path]
+    monkeypatch.setattr(sys, "path", [*before])
     own = tmp_path / "own"
     own.mkdir()
     (own / "own_layers.py").write_text("import torch\nlayer = torch.nn.Linear(4, 3)\n")
@@ -193,6 +194,7 @@ def test_a_file_may_change_where_modules_are_found(
     path.write_text(_CHANGING.format(change=change.format(str(own))))
     assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
     assert str(tmp_path) not in sys.path
+    assert set(before) < set(sys.path)
 
 
 @pytest.mark.parametrize(("usual", "shapes"), [("_USUAL_CALLS", 1), ("_USUAL_CALLS_OF_FEW", 500)])

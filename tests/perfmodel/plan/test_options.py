@@ -27,7 +27,7 @@ from perfmodel.workload.transformer import NamedTransformer
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.cost.large_samples import MODEL, document
-from tests.perfmodel.documents.test_cluster import GOOD
+from tests.perfmodel.documents.test_hardware import GOOD
 from tests.perfmodel.plan.plans import LARGE, PLAN, REST, TODAY, plan_of, written
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 
