@@ -14,7 +14,7 @@ from typing import Any, Final
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.attack import Act, attacks, written_files
+from tests.fuzz.attack import Act, attacks, target_in
 
 #: Tries of a round, where it is not 25: models take long to trace, requests no time.
 _EXAMPLES: Final = {"factories": 8, "messages": 50}
@@ -25,34 +25,27 @@ def main(minutes: float, first_seed: int) -> int:
     tries: Counter[str] = Counter()
     failures: dict[str, str] = {}
     end_s, number = time.monotonic() + 60 * minutes, first_seed
-    freely = settings(
-        deadline=None,
-        database=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-
-    def attempt(kind: str, act: Act, drawn: object) -> None:
-        tries[kind] += 1
-        try:
-            faults = act(drawn)
-            assert not faults, faults[0]
-        except Exception as error:  # noqa: BLE001 - each kind is told once
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            key = f"{type(error).__name__} {place.name}:{place.lineno} {str(error)[:80]!r}"
-            if key not in failures:
-                failures[key] = f"{kind}: {drawn!r:.600}"
-                sys.stdout.write(f"{key}\n    {failures[key]}\n")
-                sys.stdout.flush()
+    checks = list(HealthCheck)
+    freely = settings(database=None, phases=[Phase.generate], suppress_health_check=checks)
 
     def some_of(kind: str, strategy: st.SearchStrategy[Any], act: Act, number: int) -> None:
         @seed(number)
-        @settings(freely, max_examples=_EXAMPLES.get(kind, 25))
+        @settings(freely, deadline=None, max_examples=_EXAMPLES.get(kind, 25))
         @given(drawn=strategy)
-        def examples(drawn: object) -> None:
-            attempt(kind, act, drawn)
+        def attempt(drawn: object) -> None:
+            tries[kind] += 1
+            try:
+                faults = act(drawn)
+                assert not faults, faults[0]
+            except Exception as error:  # noqa: BLE001 - each kind is told once
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                key = f"{type(error).__name__} {place.name}:{place.lineno} {str(error)[:80]!r}"
+                if key not in failures:
+                    failures[key] = f"{kind}: {drawn!r:.600}"
+                    sys.stdout.write(f"{key}\n    {failures[key]}\n")
+                    sys.stdout.flush()
 
-        examples()
+        attempt()
 
     with (
         contextlib.ExitStack() as opened,
@@ -61,7 +54,7 @@ def main(minutes: float, first_seed: int) -> int:
     ):
         os.mkdir("work")  # noqa: PTH102 - whatever lies beside it in the end was written outside
         os.chdir("work")
-        every = attacks(Path(outer, "work"), written_files(Path(outer, "work")), opened)
+        every = attacks(target_in(Path(outer, "work")), opened)
         with contextlib.suppress(KeyboardInterrupt):  # ends it early
             while number == first_seed or time.monotonic() < end_s:
                 number += 1
@@ -78,8 +71,5 @@ def main(minutes: float, first_seed: int) -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("COLUMNS", "80")
-    sys.exit(
-        main(
-            float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbelow(2**32)
-        )
-    )
+    own_seed = int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbelow(2**32)
+    sys.exit(main(float(sys.argv[1]), own_seed))

@@ -5,22 +5,20 @@ import json
 import os
 import re
 import resource
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from calibrate.processes import ProcessTree
 from perfmodel.cli import main
-from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import MeasurementFailed, PerfModelError
+from perfmodel.errors import MeasurementFailed
 from perfmodel.page import server
+from tests.fuzz.nonsense import GARBAGE
 
 #: A command may take so much of a processor, of the clock on a busy machine, and of memory.
 _MOST_CPU_S: Final = 10
@@ -32,11 +30,6 @@ _INTERRUPTED: Final = 130
 #: Folders that are made afresh for each command.
 _OWN: Final = ("work", "temporary", "home")
 _RAISED: Final = 70
-#: Words of libraries, which mean nothing to a user; of those, the ones that no factory says.
-GARBAGE: Final = re.compile(
-    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class|Warning|codec"
-)
-_OF_NO_FACTORY: Final = re.compile(r"Traceback|internal error|pydantic|https?://errors|set_int_max")
 
 
 class Outcome(NamedTuple):
@@ -55,7 +48,7 @@ def run_forked(words: list[str], folder: Path) -> Outcome:
     """Run a command in ``folder / "work"``; its temporary folder is ``folder / "temporary"``."""
     for name in _OWN:
         shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
     own_kib = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if not (process := os.fork()):
@@ -81,11 +74,9 @@ def run_forked(words: list[str], folder: Path) -> Outcome:
                     kill(process, signal.SIGKILL)
             _, status, used = os.wait4(process, 0)
         said = [os.pread(file.fileno(), 1 << 24, 0) for file in (out, err)]
-    cpu_s = used.ru_utime + used.ru_stime
-    growth_kib = max(0, used.ru_maxrss - own_kib)
     printed, complained = (text.decode("utf-8", "replace") for text in said)
-    code = os.waitstatus_to_exitcode(status)
-    return Outcome(code, printed, complained, cpu_s, growth_kib)
+    code, cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+    return Outcome(code, printed, complained, cpu_s, max(0, used.ru_maxrss - own_kib))
 
 
 def _run(words: list[str], folder: Path, out: int, err: int) -> int:
@@ -185,57 +176,24 @@ def _names_what_is_wrong(answer: str, file: str) -> bool:
     return rule is not None or re.search(r"seal: (was|carries) ", said) is not None
 
 
-def filled(words: list[str], files: dict[str, str]) -> list[str]:
-    """Words with the paths that names in braces stand for."""
-    return [re.sub(r"\{(\w+)\}", lambda m: files.get(m[1], m[0]), word) for word in words]
-
-
-def checked_lines(folder: Path, files: dict[str, str]) -> Callable[[list[str]], list[str]]:
-    """Runs a command with these files; whatever it changes outside its own folder is a fault."""
-
-    def act(drawn: list[str]) -> list[str]:
-        words = filled(drawn, files)
-        found, faults = _checked(words, folder)
-        return faults_of_words(found, words, is_interrupted=measures(words)) + faults
-
-    return act
-
-
-def factory_check(folder: Path) -> Callable[[tuple[str, str]], list[str]]:
-    """Writes a module with a factory and runs a command on it; a workload that it writes must be sound."""
-
-    def act(drawn: tuple[str, str]) -> list[str]:
-        text, line = drawn
-        path = folder / "factory.py"
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        words = shlex.split(line.replace("{factory}", str(path)))
-        found, faults = _checked(words, folder)
-        is_interrupted = "raise KeyboardInterrupt" in text
-        faults += faults_of_words(
-            found, words, garbage=_OF_NO_FACTORY, is_interrupted=is_interrupted
-        )
-        if not faults and (written := folder / "forked" / "work" / "o.json").exists():
-            try:
-                WorkloadDocument.read(written)
-            except PerfModelError as error:
-                faults.append(f"wrote what it refuses: {error}")
-        return faults
-
-    return act
-
-
-def _checked(words: list[str], folder: Path) -> tuple[Outcome, list[str]]:
-    """How a command ended in ``folder / "forked"``, and what it took and touched."""
-    own = folder / "forked"
-    own.mkdir(exist_ok=True)
+def checked(
+    words: list[str],
+    folder: Path,
+    *,
+    garbage: re.Pattern[str] = GARBAGE,
+    is_interrupted: bool = False,
+) -> tuple[Outcome, list[str]]:
+    """How a command ended in ``folder / "forked"``, and its faults: one is what it changed in the folder."""
     before = _state_of(folder)
-    found = run_forked(words, own)
+    found = run_forked(words, folder / "forked")
     after = _state_of(folder)
     touched = {path for path in before | after if before.get(path) != after.get(path)}
     if words[:1] == ["fit"]:  # it writes beside what it fits
         touched -= {str(Path(word, name)) for word in words[1:] for name in ("", "profile.json")}
-    faults = [f"touched: {sorted(touched)}"] if touched else []
-    return found, faults_of(found, words, own) + faults
+    is_interrupted |= measures(words)
+    faults = faults_of_words(found, words, garbage=garbage, is_interrupted=is_interrupted)
+    faults += faults_of(found, words, folder / "forked")
+    return found, faults + ([f"touched: {sorted(touched)}"] if touched else [])
 
 
 def _state_of(folder: Path) -> dict[str, tuple[int, int]]:

@@ -49,9 +49,7 @@ _MODELS: Final = words("""
 gpt2-xl llama2-7b llama3-8b llama3-405b 7b 0.001b light heavy mlp lenet resnet18 torchvision:resnet18
 torchvision:x timm:x {net}:model {net}:x {config} {yaml} {traced}
 """)
-_DEVICES: Final = words(
-    "h100-sxm5 h100-sxm a100-sxm4-80gb A100 v100 rtx-3090 H100 b200 cpu tpu",
-)
+_DEVICES: Final = words("h100-sxm5 h100-sxm a100-sxm4-80gb A100 v100 rtx-3090 H100 b200 cpu tpu")
 _MACHINES: Final = words(
     "{stored} {inferred} {measured} dgx-a100 dgx-h100 {slower} {traced} {plan}"
 )
@@ -86,8 +84,16 @@ _TIER: Final = _form(
     "{} {}", _INTEGER, st.one_of(_QUANTITY, one(words("nvlink3 eth-100 ib-ndr x")))
 )
 _SETTING: Final = st.one_of(_QUANTITY, one(words("ring tree bf16 h100-sxm5 none")))
+_CHOICES: Final = texts("""
+--budget quick standard thorough x   --truth balanced two-nodes {truth} {cluster} x   --name a a/b
+--log-format hf megatron torchtitan regex:(?P<s>[0-9.]+) regex:((a+)+)+$(?P<s>x) regex:(
+--collective all_reduce all_gather broadcast x   --sources a100 nccl_times mlperf x a100,a100
+--torch 2.1 2.12.0 1 x   --nccl 2.18.3 2.27 1 x
+YYYY-MM-DD 2026-11-21 2026-02-30 0001-01-01 9999-12-31 2026-1-1 x
+""")
 #: What an option takes by its name, or else by what the help says of its value.
 _VALUES: Final[dict[str, Drawn]] = {
+    **{name: one(found) for name, *found in map(words, _CHOICES)},
     "--layout": layouts,
     "--set": _form("{}={}", one(_FIELDS), _SETTING),
     "--observed": _OBSERVED,
@@ -102,27 +108,16 @@ _VALUES: Final[dict[str, Drawn]] = {
     "--models": _list(one(_MODELS)),
     "--model": one(_MODELS),
     "--device": one(_DEVICES),
-    "--budget": one(words("quick standard thorough x")),
-    "--truth": one(words("balanced two-nodes {truth} {cluster} x")),
-    "--log-format": one(
-        words("hf megatron torchtitan regex:(?P<s>[0-9.]+) regex:((a+)+)+$(?P<s>x) regex:(")
-    ),
-    "--collective": one(words("all_reduce all_gather broadcast x")),
-    "--sources": one(words("a100 nccl_times mlperf x a100,a100")),
-    "--torch": one(words("2.1 2.12.0 1 x")),
-    "--nccl": one(words("2.18.3 2.27 1 x")),
     "--master-addr": one(["127.0.0.1", "localhost", "x", ""]),
-    "--name": one(["a", "a/b"]),
     "model": one(_MODELS),
     "name": one(_DEVICES + _MACHINES),
     "N": _INTEGER,
     "X": _NUMBER,
     "MINUTES": _NUMBER,
-    "N,N,...": _list(_INTEGER),
-    "X,X,...": _list(_NUMBER),
     "SIZE": _QUANTITY,
     "RATE": _QUANTITY,
-    "YYYY-MM-DD": one(words("2026-11-21 2026-02-30 0001-01-01 9999-12-31 2026-1-1 x")),
+    "N,N,...": _list(_INTEGER),
+    "X,X,...": _list(_NUMBER),
     "FILE": one(_MACHINES[:5] * 6 + _MACHINES + [*_FILES, ""]),
 }
 #: What a command seldom does without.

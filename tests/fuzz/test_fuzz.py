@@ -18,16 +18,7 @@ from hypothesis import strategies as st
 
 from perfmodel.documents import unsealed_content
 from tests.fuzz import forked
-from tests.fuzz.attack import (
-    READERS,
-    attacks,
-    check_edited,
-    check_line,
-    garbage,
-    guarded,
-    read_hostile,
-    written_files,
-)
+from tests.fuzz.attack import READERS, Target, attacks, guarded, target_in
 from tests.fuzz.forked import Outcome, faults_of_words
 from tests.fuzz.nonsense import page_check
 
@@ -40,33 +31,28 @@ TRIES |= {"spoilt": 40, "messages": 50, "factories": 15}
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
+def target() -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.chdir(name)
-        yield Path(name)
-
-
-@pytest.fixture(scope="module")
-def files(folder: Path) -> dict[str, str]:
-    return written_files(folder)
+        yield target_in(Path(name))
 
 
 @pytest.mark.parametrize("row", [row for row in CORPUS if row and not row.startswith("#")])
-def test_past_failures_stay_mended(folder: Path, files: dict[str, str], row: str) -> None:
+def test_past_failures_stay_mended(target: Target, row: str) -> None:
     name, _, content = row.partition(" | ")
     text = content.encode("latin-1").decode("unicode_escape")
 
     def act(_: object) -> list[str]:
         if name.startswith("= "):
             _, document, place, value = name.split(" ")
-            return check_edited(document, text, edited(files[document], place, value), files)
+            return target.edited(document, text, edited(target.files[document], place, value))
         if name == "?":
-            return page_check(garbage)(("/answer", text.encode()))
+            return page_check()(("/answer", text.encode()))
         if name == "$":
-            return check_line(text.split(" "), files)
-        return read_hostile(name, text.encode("utf-8", "surrogatepass"), folder)
+            return target.line(text.split(" "))
+        return target.read(name, text.encode("utf-8", "surrogatepass"))
 
-    assert guarded(act, files)(None) == []
+    assert guarded(act)(None) == []
 
 
 def edited(file: str, place: str, value: str) -> Any:
@@ -79,17 +65,14 @@ def edited(file: str, place: str, value: str) -> Any:
     return found
 
 
+THREE = "".join(f"step: {step} tps: 1\n" for step in (9, 10, 11))
 #: Texts that a pattern could divide in many ways, with a part that is repeated for half a megabyte, by reader.
 LONG = (
     ("training config", "a: x@y", " "),
     ("training config", "a: @}", "{a: "),
     ("log of torchtitan", "step: 1 mfu: @x", "1"),
     ("log of torchtitan", "step: 1 mfu: @x", "1,"),
-    (
-        "log of torchtitan",
-        "step: 9 tps: 1\nstep: 10 tps: 1\nstep: 11 tps: 1\n@",
-        "Total train batch size (",
-    ),
+    ("log of torchtitan", f"{THREE}@", "Total train batch size ("),
     ("nccl-tests", "# Rank 0@", " on a"),
     ("log of torchtitan", "@", "\n"),
     ("log of torchtitan", "@", "step: 1 tps: 1\n"),
@@ -103,18 +86,18 @@ LONG = (
 
 
 @pytest.mark.parametrize(("name", "text", "part"), LONG)
-def test_long_lines_are_read_in_time(folder: Path, name: str, text: str, part: str) -> None:
+def test_long_lines_are_read_in_time(target: Target, name: str, text: str, part: str) -> None:
     content = text.replace("@", part * (500_000 // len(part))).encode()
     start_s = time.process_time()
-    assert read_hostile(name, content, folder) == []
+    assert target.read(name, content) == []
     assert time.process_time() - start_s < 5
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", TRIES)
-def test_what_is_hostile(folder: Path, files: dict[str, str], kind: str) -> None:
+def test_what_is_hostile(target: Target, kind: str) -> None:
     with contextlib.ExitStack() as opened:
-        strategy, act = attacks(folder, files, opened)[kind]
+        strategy, act = attacks(target, opened)[kind]
 
         @settings(max_examples=TRIES[kind], deadline=None, suppress_health_check=list(HealthCheck))
         @given(data=st.data())
@@ -158,7 +141,8 @@ def test_what_a_command_started_ends_with_it(
             time.sleep(0.01)
 
 
-def test_commands_get_only_files_of_the_attack(folder: Path, files: dict[str, str]) -> None:
-    """What a command writes beside one of them is seen."""
-    assert all(Path(file).is_relative_to(folder) for file in files.values())
-    assert Path(files["folder"], "observations.jsonl").exists()
+def test_what_a_command_writes_beside_its_files_is_seen(target: Target) -> None:
+    assert all(Path(file).is_relative_to(target.folder) for file in target.files.values())
+    beside = Path(target.files["folder"], "written")
+    line = ["predict", "--profile", "{stored}", "--workload", "light", "--output", str(beside)]
+    assert target.line(line) == [f"touched: {sorted(map(str, (beside.parent, beside)))}"]

@@ -24,13 +24,9 @@ _TARGETS: Final = [
     *words("http://127.0.0.1/answer /answer/ /answer;x /answer#x /docs /openapi.json"),
     *("", "/" + "a" * 9000),
 ]
-_VERSIONS: Final = ["HTTP/1.1"] * 3 + [
-    "HTTP/1.0",
-    "HTTP/2.0",
-    "HTTP/9",
-    "",
-    "http/1.1",
-    "HTTP/1.1 x",
+_VERSIONS: Final = [
+    *words("HTTP/1.1 HTTP/1.1 HTTP/1.1 HTTP/1.0 HTTP/2.0 HTTP/9 http/1.1"),
+    *("", "HTTP/1.1 x"),
 ]
 _USUAL: Final = ["Host: 127.0.0.1", "Content-Type: application/json"]
 _HEADERS: Final = [
@@ -104,11 +100,10 @@ def page_of(profile: Path) -> Iterator[Callable[[Any], list[str]]]:
     said = profile.with_name("page.err")
     command = [sys.executable, *words("-m perfmodel serve --port 0 --profile"), str(profile)]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    pipe = subprocess.PIPE
     with (
         said.open("wb") as errors,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
-        ) as page,
+        subprocess.Popen(command, stdout=pipe, stderr=errors, env=environment, text=True) as page,
     ):
         try:
             assert page.stdout is not None

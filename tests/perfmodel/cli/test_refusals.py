@@ -20,8 +20,7 @@ from tests.perfmodel.cli.test_trace_command import FACTORIES
 from tests.perfmodel.cli.test_trace_command import document as workload
 from tests.perfmodel.cost.large_samples import document as inferred
 from tests.perfmodel.documents.test_hardware import GOOD
-from tests.perfmodel.documents.test_nccl_tests import TEXT as NCCL
-from tests.perfmodel.documents.test_nccl_tests import document as nccl_document
+from tests.perfmodel.documents.test_importers import NCCL, nccl_document
 from tests.perfmodel.nccl_logs import nccl_log
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.plan.budgets import written as written_budget

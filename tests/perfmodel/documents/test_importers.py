@@ -1,11 +1,19 @@
-"""Configurations of trainers."""
+"""Configurations of trainers, and logs of nccl-tests."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.importers import read_config, size_in_name
+from perfmodel.documents.importers import (
+    read_config,
+    read_device_names,
+    read_nccl_paste,
+    size_in_name,
+)
+from perfmodel.errors import InvalidDocument
+from perfmodel.machine.measured import MeasuredCollective
 
 FOUNDRY = """
 variables:
@@ -143,3 +151,159 @@ def test_every_trainer(
 )
 def test_sizes_in_names(name: str, size: float | None) -> None:
     assert size_in_name(name) == size
+
+
+NCCL = """# nccl-tests version 2.19.6
+#  Rank  0 Group  0 Pid    11 on    node0 device  0 [0x01] NVIDIA H100
+#  Rank  1 Group  0 Pid    12 on    node1 device  0 [0x01] NVIDIA H100
+#
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)
+        1024           256     float     sum      -1    20.00    0.05    0.05       0    20.10    0.05
+   1_048_576        262144     float     sum      -1    50.00   20.97   20.97       0    51.00   20.56
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 10.5
+"""
+
+
+def log(folder: Path, text: str) -> Path:
+    path = folder / "log"
+    path.write_text(text)
+    return path
+
+
+def read_one(path: Path, collective: str | None = None) -> MeasuredCollective:
+    (found,), _ = read_nccl_paste(path, collective=collective)
+    return found
+
+
+def test_a_text_log(tmp_path: Path) -> None:
+    found = read_one(log(tmp_path, NCCL), collective="all_reduce")
+    assert (found.world_size, found.num_nodes) == (2, 2)
+    assert [point.at for point in found.points] == [1024.0, 2.0**20]
+    assert [point.time_s for point in found.points] == pytest.approx([20e-6, 50e-6])
+
+
+SIDE = {"time": 50.0, "alg_bw": 20.97, "nwrong": "0"}
+
+
+def nccl_document() -> dict[str, object]:
+    return {
+        "version": "2.19.6",
+        "args": ["./build/all_reduce_perf"],
+        "env": ["TOKEN=secret"],
+        "config": {"validation": "true"},
+        "devices": [{"rank": rank, "hostname": "node0"} for rank in range(4)],
+        "results": [{"size": 2**20, "experiment_name": "", "out_of_place": SIDE}],
+        "average_bus_bandwidth": {"bandwidth": "nan", "okay": "true"},
+    }
+
+
+def of_sides(size: object = 2**20, **sides: object) -> str:
+    return json.dumps(nccl_document() | {"results": [{"size": size, **sides}]})
+
+
+def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
+    found = read_one(log(tmp_path, json.dumps(nccl_document())))
+    assert (found.collective, found.world_size, found.num_nodes) == ("all_reduce", 4, 1)
+    assert "secret" not in repr(found)
+    assert read_device_names(tmp_path / "log") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        of_sides(out_of_place=SIDE | {"nwrong": None}),
+        # as some builds write them: every value is text
+        of_sides(str(2**20), out_of_place={name: str(value) for name, value in SIDE.items()}),
+        # a replay is timed in place alone
+        of_sides(out_of_place=None, in_place=SIDE),
+        *(NCCL.replace("20.97       0", f"20.97       {wrong}") for wrong in ("N/A", "0e+00")),
+        # older versions print the largest rounding in place of wrong elements
+        NCCL.replace("#wrong", " error").replace("20.97       0", "20.97   2e-06"),
+    ],
+)
+def test_builds_of_every_age_are_read(tmp_path: Path, text: str) -> None:
+    found = read_one(log(tmp_path, text), collective="all_reduce")
+    assert found.points[-1].time_s == pytest.approx(50e-6)
+
+
+def test_figures_too_wide_for_their_column_have_an_exponent(tmp_path: Path) -> None:
+    """12 s for 12 TB: 1.2e+07 us and 1e+06 kB/us."""
+    row = "12000000000000 3000000000000 float sum -1 1.2e+07 1000.0 1000.0 0"
+    wide = NCCL.replace("# Out of bounds", f"  {row}\n# Out of bounds")
+    assert read_one(log(tmp_path, wide), collective="all_reduce").points[-1].time_s == 12.0
+
+
+@pytest.mark.parametrize(
+    ("reduction", "root", "rates", "collective"),
+    [
+        ("sum", -1, "50.00 20.97 20.97", "all_reduce"),
+        ("sum", -1, "50.00 20.97 10.48", "reduce_scatter"),
+        ("sum", -1, "1048.6 1.00 1.00", "all_reduce"),
+        ("none", 0, "50.00 20.97 20.97", "broadcast"),
+    ],
+)
+def test_columns_tell_what_ran(
+    tmp_path: Path, reduction: str, root: int, rates: str, collective: str
+) -> None:
+    told = NCCL.replace("sum      -1", f"{reduction}      {root}")
+    told = told.replace("50.00   20.97   20.97", rates)
+    assert read_one(log(tmp_path, told)).collective == collective
+    named = "# Collective test starting: alltoall_perf\n" + told
+    assert read_one(log(tmp_path, named)).collective == "all_to_all"
+
+
+BOTH = "      20.97   {busbw}      0   51.00   20.56   20.56   {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("reduction", "busbw", "wrong", "collective"),
+    [
+        ("none", 10.48, "0", "all_gather"),
+        ("none", 10.48, "N/A", "all_to_all"),
+        ("sum", 20.97, "N/A", "send_recv"),
+        ("sum", 20.97, "0", "all_reduce"),
+    ],
+)
+def test_what_cannot_run_in_place_has_no_count_of_errors_there(
+    tmp_path: Path, reduction: str, busbw: float, wrong: str, collective: str
+) -> None:
+    told = NCCL.replace("sum      -1", f"{reduction}      -1")
+    before, row = told.split("20.97   20.97", 1)
+    sides = BOTH.format(busbw=busbw, wrong=wrong)
+    told = before + sides.lstrip() + "\n" + row.partition("\n")[2]
+    assert read_one(log(tmp_path, told)).collective == collective
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["[1,0]<stdout>:", "0: ", "2026-05-02T10:11:12.123456789Z ", "> ", "[1,0]<stdout>: > "],
+)
+def test_what_launchers_and_quoting_put_before_lines_is_cut(tmp_path: Path, before: str) -> None:
+    text = "\n".join(before + line for line in NCCL.splitlines())
+    path = log(tmp_path, text.replace("     ", "    \u00a0"))
+    assert read_one(path).points[-1].time_s == pytest.approx(50e-6)
+    assert read_device_names(path) == ("NVIDIA H100",)
+
+
+NAMED = "# Collective test starting: all_reduce_perf\n" + NCCL
+GATHER = "$ mpirun -np 2 ./build/all_gather_perf -b 1K\n# nThread 1\n" + NCCL.replace(
+    "sum ", "none"
+)
+
+
+def test_a_paste_of_several_tests(tmp_path: Path) -> None:
+    path = log(
+        tmp_path, GATHER.partition("# Out of")[0] + NCCL + NAMED.partition("# Out of")[0][:-20]
+    )
+    found, notes = read_nccl_paste(path)
+    assert [each.collective for each in found] == ["all_gather", "all_reduce", "all_reduce"]
+    assert [len(each.points) for each in found] == [2, 2, 1]  # the last row is cut
+    assert [note.rpartition(" is ")[2] for note in notes] == ["1 MiB", "1 KiB"]
+
+
+def test_a_paste_of_too_many_rows_is_refused(tmp_path: Path) -> None:
+    assert len(read_nccl_paste(log(tmp_path, NAMED * 5_000))[0]) == 5_000
+    with pytest.raises(InvalidDocument, match="at most 10,000 rows, got 10,002; check parts"):
+        read_nccl_paste(log(tmp_path, NAMED * 5_001))
