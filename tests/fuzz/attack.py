@@ -35,7 +35,7 @@ from perfmodel.tracing.huggingface_config import DECODERS, read_shape
 from tests.fuzz import nonsense
 from tests.fuzz.forked import checked
 from tests.fuzz.grammar import command_lines, factories
-from tests.fuzz.nonsense import HOSTILE, UNSEALED, garbage, one, words
+from tests.fuzz.nonsense import HOSTILE, READING, UNSEALED, garbage, one, words
 from tests.fuzz.wire import messages, page_of
 from tests.perfmodel.cli.test_refusals import _WRITERS
 from tests.perfmodel.documents.test_observed import LINES, ten
@@ -170,16 +170,6 @@ _SHIPPED: Final = {
     "folder": "docs/records/calibration",
     "truth": "calibrate/virtual/truths/two-nodes.toml",
 }
-
-
-#: Commands that answer from a file, which stands behind the last word; those of documents have a seal.
-READING: Final = (
-    *UNSEALED,
-    *((name, "check") for name in dict(UNSEALED)),
-    ("stored", "diff {slower}"),
-    ("plan", "plan options --today 2026-11-21"),
-    ("budget", "cost --today 2026-11-21"),
-)
 #: Of ``GARBAGE`` what no factory says.
 _OF_NO_FACTORY: Final = re.compile(r"Traceback|internal error|pydantic|https?://errors|set_int_max")
 

@@ -9,38 +9,21 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from perfmodel.cli import app
-from tests.fuzz.nonsense import HOSTILE, Drawn, joined, layouts, one, texts, words
+from tests.fuzz.nonsense import HOSTILE, READING, Drawn, joined, layouts, one, texts, words
 
 #: Valid command lines that measure nothing.
-_VALID: Final = """
-predict --profile {stored} --workload light
-predict --profile {inferred} --model gpt2-xl --layout dp=8
-explain --profile {stored} --workload light
-whatif --profile {stored} --workload heavy --set network.bandwidth=2x
-memory --workload {traced} --device h100-sxm5
-devices
+_VALID: Final = [f"{line} {{{name}}}" for name, line in READING] + texts("""
+devices   machines dgx-a100   batch --points 64=10,128=11   fit {tmp}   fit {folder}   acceptance judge {clauses}
 goodput --devices 100 --work-days 10 --mtbf-device-hours 50000 --checkpoint-s 60
-batch --points 64=10,128=11
-cost {budget}
-diff {stored} {stored}
-check {stored}
-acceptance write --profile {stored}
-acceptance judge {clauses}
 network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8
-plan options {plan}
-plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --global-batch 64
-fit {tmp}
-fit {folder}
 calibrate --from-runs {runs} --device A100 --out new/inferred
 report --profile {stored} --workloads light --out written
-validate published --data {tmp}
-validate --from {plan}
-machines dgx-a100
+validate published --data {tmp}   validate --from {plan}
 predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8
 memory --machine dgx-a100 --workload {traced}
 diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --strategy ddp --observed '8x1: 3 s'
 diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --devices 1 --log {log}
-"""
+""")
 _WHOLE: Final = words("1 2 4 8 16 64 100 1024 16384 0 -1 100000 10000000000")
 _INTEGER: Final = one(_WHOLE)
 _NUMBER: Final = one([*_WHOLE, *words("0 0.5 1 2.5 10 100 1e6 1e-9 1e12 1e300 -1 0.95")])
@@ -159,7 +142,7 @@ def _value(parameter: Any) -> Drawn:
 def command_lines(draw: st.DrawFn) -> list[str]:
     """A valid line, or any command with what it needs; some options more, each value of its kind or nonsense."""
     if is_valid := draw(st.booleans()):
-        line = shlex.split(draw(one(_VALID.strip().splitlines())))
+        line = shlex.split(draw(one(_VALID)))
         path = next(found for n in (2, 1) if (found := tuple(line[:n])) in COMMANDS)
     else:
         path = draw(st.sampled_from(list(COMMANDS)))

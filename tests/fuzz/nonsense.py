@@ -125,6 +125,14 @@ UNSEALED: Final = (
     ("traced", "memory --workload"),
     ("traced", "predict --profile {stored} --no-measure --workload"),
 )
+#: Commands that answer from a file, which stands behind the last word; those of documents have a seal.
+READING: Final = (
+    *UNSEALED,
+    *((name, "check") for name in dict(UNSEALED)),
+    ("stored", "diff {slower}"),
+    ("plan", "plan options --today 2026-11-21"),
+    ("budget", "cost --today 2026-11-21"),
+)
 edited: Final = st.tuples(st.sampled_from(UNSEALED), changes)
 
 #: A question at the page of a calibrated machine, and at that of one inferred from runs.
