@@ -46,7 +46,7 @@ from validate.borrowed import unpack
 _ROOT: Final = Path(__file__).parents[2]
 _INPUTS: Final = _ROOT / "tests" / "regression" / "inputs"
 _MEASURED: Final = _ROOT / "docs" / "records" / "calibration" / "profile.json"
-_MLPERF: Final = b"""
+_MLPERF: Final = b"""\
 :::MLLOG {"key": "global_batch_size", "value": 256, "time_ms": 0, "metadata": {}}
 :::MLLOG {"key": "block_start", "value": null, "time_ms": 1000, "metadata": {"samples_count": 0}}
 :::MLLOG {"key": "block_stop", "value": null, "time_ms": 5000, "metadata": {"samples_count": 2560}}"""
