@@ -305,6 +305,10 @@ def attacks(
         (name, line), what = drawn
         return target.edited(name, line, nonsense.changed(documents[name], what))
 
+    def on_spoilt(drawn: Any) -> list[str]:
+        (name, line), changes = drawn
+        return target.spoilt(name, line, changes)
+
     @cache
     def page() -> Act:
         return opened.enter_context(page_of(Path(target.files["stored"])))
@@ -317,7 +321,7 @@ def attacks(
         "edited": (nonsense.edited, on_edited),
         "spoilt": (
             st.tuples(st.sampled_from(READING), edits),
-            lambda drawn: target.spoilt(*drawn[0], drawn[1]),
+            on_spoilt,
         ),
         "questions": (nonsense.questions(), nonsense.page_check()),
         "messages": (messages(), on_page),

@@ -10,7 +10,8 @@ import pytest
 from calibrate.layout_fit import infer
 from perfmodel.report import figures
 from tests.faults import NEVER, Faults, injected
-from tests.fuzz.attack import run_line, written_files
+from tests.fuzz.attack import target_in
+from tests.perfmodel.cli.command import Run
 
 #: Command lines; the file that they write stands last, or the folder of several.
 COMMANDS = (
@@ -43,7 +44,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
-def calls_of(words: list[str], files: dict[str, str], folder: Path, fails_at: int) -> list[str]:
+def calls_of(run: Run, words: list[str], folder: Path, fails_at: int) -> list[str]:
     """Run a command over an old file with one call failing; judge what is left; return its calls."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -51,7 +52,8 @@ def calls_of(words: list[str], files: dict[str, str], folder: Path, fails_at: in
     written.write_bytes(OLD)
     faults = Faults(fails_at, folder)
     with injected(faults):
-        code, _, err = run_line(words, files)
+        ended = run(*words)
+    code, err = ended.exit_code, ended.stderr
     content = written.read_bytes()
     found = [path for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in found if path.name.startswith(".")], faults.calls
@@ -75,7 +77,7 @@ def calls_of(words: list[str], files: dict[str, str], folder: Path, fails_at: in
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.replace(" ", "-")[:24])
 def test_every_call_of_a_writer_may_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(figures, "figure_bytes", once(figures.figure_bytes))
@@ -84,9 +86,9 @@ def test_every_call_of_a_writer_may_fail(
         pytest.importorskip("torch")  # which starts a program when it is loaded
     (tmp_path / "out").mkdir()
     *words, written = command.split()
-    files, words = written_files(tmp_path), [*words, str(tmp_path / written)]
-    calls = calls_of(words, files, tmp_path / "out", NEVER)
+    words = [*target_in(tmp_path).filled(words), str(tmp_path / written)]
+    calls = calls_of(run, words, tmp_path / "out", NEVER)
     assert {call.split()[0] for call in calls} == {"open", "write", "fsync", "rename"}
     # of many files those of the first and the last
     for at in sorted({*range(1, len(calls) + 1)[:8], *range(1, len(calls) + 1)[-8:]}):
-        calls_of(words, files, tmp_path / "out", at)
+        calls_of(run, words, tmp_path / "out", at)
