@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.answer import Forecast, Question, interval
+from perfmodel.answer import Question, interval
+from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import cost_model, largest_all_reduce, measured_steps_s
 from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor

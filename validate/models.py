@@ -17,7 +17,8 @@ from calibrate.ranks import traced_as
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, StepTask, Task
 from calibrate.workloads import in_starts
-from perfmodel.answer import Question, answer, interval, open_workload
+from perfmodel.answer import Question, interval, open_workload
+from perfmodel.answer.answer import answer
 from perfmodel.documents.observation import (
     ReplayObservation,
     failures,

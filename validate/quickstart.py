@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from perfmodel.answer import Forecast, Question, answer, interval, open_question
+from perfmodel.answer import Question, interval, open_question
+from perfmodel.answer.answer import Forecast, answer
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.explanation import explain

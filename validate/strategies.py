@@ -20,7 +20,8 @@ from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
 from calibrate.task import LayoutTask, ReplayTask
 from calibrate.workloads import in_starts
-from perfmodel.answer import Question, answer, open_workload
+from perfmodel.answer import Question, open_workload
+from perfmodel.answer.answer import answer
 from perfmodel.documents.observation import (
     LayoutObservation,
     StackSpec,

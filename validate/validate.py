@@ -28,7 +28,8 @@ from calibrate.environment import (
 )
 from calibrate.launch import Launcher, LaunchFlags
 from calibrate.summary import Estimate, calibrated_setting
-from perfmodel.answer import Question, answer, interval, timed_workload
+from perfmodel.answer import Question, interval, timed_workload
+from perfmodel.answer.answer import answer
 from perfmodel.documents import Provenance, Record, checked
 from perfmodel.documents.observation import (
     Observation,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from perfmodel.advice import with_advice
-from perfmodel.answer import Forecast, Question, layout_table, open_question, table
+from perfmodel.answer import Question, open_question
+from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.memory import MemoryReport, report_of, sheet_of
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.diagnosis.asked import Diagnosed, diagnosed

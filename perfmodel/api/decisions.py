@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perfmodel.answer import Question, layout_table
+from perfmodel.answer import Question
+from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import Training
 from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, opened, question_of
 from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred, with_nodes_of

@@ -224,7 +224,8 @@ def batch(
         raise UsageError(f"--points: must name at least two batches, got {told or 'none'}")
     rates = dict(samples_per_s or {})
     if workload is not None and devices is not None:
-        from perfmodel.answer import Forecast, open_question, table
+        from perfmodel.answer import open_question
+        from perfmodel.answer.answer import Forecast, table
 
         request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
         predicted, _ = table(open_question(opt.profiled(profile), workload), request)

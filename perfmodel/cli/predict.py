@@ -16,7 +16,8 @@ from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, format_duration
 
 if TYPE_CHECKING:
-    from perfmodel.answer import Answer, Forecast, Question
+    from perfmodel.answer import Answer, Question
+    from perfmodel.answer.answer import Forecast
     from perfmodel.documents.prediction import PredictionDocument
     from perfmodel.layout import Layout
     from perfmodel.machine import Cluster
@@ -157,7 +158,7 @@ def _of_counts(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
     """The table of some device counts, and the answer for the largest."""
     _open_workload(context)
     from perfmodel.advice import with_advice
-    from perfmodel.answer import table
+    from perfmodel.answer.answer import table
 
     request = _forecast(context)
     _time_workload(
@@ -174,7 +175,7 @@ def _of_counts(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
 
 def _of_layout(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
     """One layout, of a traced workload or of a large model."""
-    from perfmodel.answer import layout_table
+    from perfmodel.answer.answer import layout_table
 
     if opt.typed(context, "workload") and not opt.typed(context, "model"):
         layout = _asked_layout(context)
@@ -277,7 +278,7 @@ def _time_workload(
 
 def _forecast(context: typer.Context) -> "Forecast":
     """Device counts and what stays the same, as far as the command has options for it."""
-    from perfmodel.answer import Forecast
+    from perfmodel.answer.answer import Forecast
 
     counts = context.params["devices"]
     world_sizes = tuple(counts) if isinstance(counts, Sequence) else (counts,)
@@ -567,7 +568,8 @@ def report(
     out: opt.Folder = Path("runs/report"),
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG."""
-    from perfmodel.answer import Forecast, open_question, table
+    from perfmodel.answer import open_question
+    from perfmodel.answer.answer import Forecast, table
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.files import write_atomically

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
-from perfmodel.answer import Forecast, Question, open_workload
+from perfmodel.answer import Question, open_workload
+from perfmodel.answer.answer import Forecast
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import catalogued
 from perfmodel.documents import Record

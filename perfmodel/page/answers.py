@@ -11,16 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from perfmodel.answer import (
-    Answer,
-    Question,
-    answer,
-    interval,
-    point,
-    speedups,
-    steps_s,
-    with_memory,
-)
+from perfmodel.answer import Answer, Question, interval
+from perfmodel.answer.answer import answer, point, speedups, steps_s, with_memory
 from perfmodel.answer.inferred import layout_document
 from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.inferred import open_inferred

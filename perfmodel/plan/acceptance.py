@@ -23,7 +23,8 @@ from functools import partial
 from statistics import NormalDist
 from typing import Any, Final
 
-from perfmodel.answer import Question, answer, step_ratio
+from perfmodel.answer import Question
+from perfmodel.answer.answer import answer, step_ratio
 from perfmodel.answer.measured import cost_model
 from perfmodel.cost import Samples
 from perfmodel.cost.network import KINDS, Group, groups

@@ -13,7 +13,8 @@ from typing import Final, Literal, Self, TypeVar
 
 import numpy as np
 
-from perfmodel.answer import Question, answer
+from perfmodel.answer import Question
+from perfmodel.answer.answer import answer
 from perfmodel.cost import CurveDraws, Samples
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.acceptance import Clause, ClauseKind, RankRun

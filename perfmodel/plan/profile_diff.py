@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.answer import Question, interval, steps_s
+from perfmodel.answer import Question, interval
+from perfmodel.answer.answer import steps_s
 from perfmodel.documents import asked_by
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.errors import IncomparableRuns

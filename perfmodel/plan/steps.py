@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.answer import NUM_DRAWS, Answer, Question, answer, stage_memory, steps_s
+from perfmodel.answer import NUM_DRAWS, Answer, Question, stage_memory
+from perfmodel.answer.answer import answer, steps_s
 from perfmodel.answer.inferred import RARE_STALL, Training, layout_caveats, layout_jobs
 from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
 from perfmodel.cost import Samples, Terms

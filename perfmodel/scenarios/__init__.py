@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.answer import Forecast, Question, answer, interval, layout_table, point
+from perfmodel.answer import Question, interval
+from perfmodel.answer.answer import Forecast, answer, layout_table, point
 from perfmodel.answer.inferred import question_jobs
 from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost import Samples

@@ -30,7 +30,8 @@ from calibrate.probes.training import issued_steps
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, num_ranks
 from calibrate.virtual import Device, Host, Network, Noise, Protocol, Truth
 from calibrate.virtual.gpu import VirtualGpu
-from perfmodel.answer import Question, answer, stage_memory
+from perfmodel.answer import Question, stage_memory
+from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import cost_model
 from perfmodel.cost.network import Group
 from perfmodel.cost.traced import issued

@@ -25,7 +25,7 @@ from calibrate.launch import LaunchFlags, TorchrunLauncher
 from calibrate.layers import planned_layers
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
-from perfmodel.answer import Forecast, table
+from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     Observation,

@@ -12,7 +12,8 @@ import pytest
 
 from calibrate.step_fit import family_of
 from calibrate.step_table import Setting, calibrate_from_steps, read_steps
-from perfmodel.answer import Question, answer, timed_workload
+from perfmodel.answer import Question, timed_workload
+from perfmodel.answer.answer import answer
 from perfmodel.cost.rescaling import sheet_of
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds

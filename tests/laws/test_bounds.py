@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.answer import speedups
+from perfmodel.answer.answer import speedups
 from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, PhaseCurves, StepNoise
 from tests.existing import existing

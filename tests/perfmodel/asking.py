@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.answer import NUM_DRAWS, Answer, Question, answer, point, steps_s, timed_workload
+from perfmodel.answer import NUM_DRAWS, Answer, Question, timed_workload
+from perfmodel.answer.answer import answer, point, steps_s
 from perfmodel.cost import Samples
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.layout import Layout

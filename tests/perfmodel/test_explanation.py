@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from perfmodel.advice import KNEE_GAIN, TARGET_EFFICIENCY, with_advice
-from perfmodel.answer import Forecast, table
+from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
 from perfmodel.layout import Layout, Scaling, scaled_layouts

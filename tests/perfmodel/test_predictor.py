@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.answer import Question, answer, measured_points, timed_workload
-from perfmodel.answer import point as predicted_point
+from perfmodel.answer import Question, timed_workload
+from perfmodel.answer.answer import answer, measured_points
+from perfmodel.answer.answer import point as predicted_point
 from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.network import tier_between_nodes
 from perfmodel.documents.hardware import open_cluster

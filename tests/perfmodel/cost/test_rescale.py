@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.answer import Question, answer, architecture_of, default_batch, timed_workload
+from perfmodel.answer import Question, architecture_of, timed_workload
+from perfmodel.answer.answer import answer, default_batch
 from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.inferred import among_usual_nodes
 from perfmodel.cost.jobs import SHEETS

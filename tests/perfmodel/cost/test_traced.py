@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from calibrate.fit.operators import fit_operators
-from perfmodel.answer import Answer, answer, interval, steps_s
+from perfmodel.answer import Answer, interval
+from perfmodel.answer.answer import answer, steps_s
 from perfmodel.answer.measured import measured_caveats, measured_in_place
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import (

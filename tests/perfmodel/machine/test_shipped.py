@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.answer import Question, answer, timed_workload
+from perfmodel.answer import Question, timed_workload
+from perfmodel.answer.answer import answer
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group
 from perfmodel.cost.step_curves import LawDurations

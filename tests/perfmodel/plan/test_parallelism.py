@@ -7,7 +7,8 @@ import pytest
 
 from calibrate.layout_fit import infer_memory, peaks_of
 from perfmodel import layout_search
-from perfmodel.answer import Question, answer
+from perfmodel.answer import Question
+from perfmodel.answer.answer import answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perfmodel as pm
-from perfmodel.answer import Forecast, Question, answer
+from perfmodel.answer import Question
+from perfmodel.answer.answer import Forecast, answer
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.hardware import LINK_SHARE, find_device, open_cluster, shipped_catalogue
 from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
