@@ -197,7 +197,10 @@ def checked(
 
 
 def _state_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of every file below a folder, but in the folder of a forked command."""
-    inside = [path for path in folder.iterdir() if path.name != "forked"]
+    """Size and time of change of every file below a folder, but in the folder of a forked command.
+
+    Python keeps what it compiles of a factory's file beside it.
+    """
+    inside = [path for path in folder.iterdir() if path.name not in ("forked", "__pycache__")]
     every = [file for path in inside for file in (path, *path.rglob("*"))]
     return {str(path): ((at := path.lstat()).st_size, at.st_mtime_ns) for path in every}
