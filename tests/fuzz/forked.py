@@ -143,6 +143,8 @@ def faults_of(found: Outcome, words: list[str], folder: Path) -> list[str]:
 
 #: What moves a terminal's cursor or hides text; progress returns to the start of its line.
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]")
+#: A warning of a factory itself, which Python prints as it is: whoever runs a file trusts it (SECURITY.md).
+_OF_FACTORY: Final = re.compile(r"^\S*factory\.py:\d+: \w*Warning: .*$", re.MULTILINE)
 
 
 def faults_of_words(
@@ -158,7 +160,7 @@ def faults_of_words(
         faults.append(f"exit code {found.code}: {words} {found.err[-300:]!r}")
     if garbage.search(found.err):
         faults.append(f"words of a library: {found.err[-300:]!r}")
-    if _CONTROLS.search((found.out + found.err).replace("\x1b[K", "")):
+    if _CONTROLS.search(_OF_FACTORY.sub("", found.out + found.err).replace("\x1b[K", "")):
         faults.append(f"control characters: {(found.out + found.err)[:300]!r}")
     complaints = sum(line.startswith("perfmodel: ") for line in found.err.splitlines())
     if words[:1] == ["check"] and found.code and not complaints:
