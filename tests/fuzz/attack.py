@@ -170,8 +170,10 @@ _SHIPPED: Final = {
     "folder": "docs/records/calibration",
     "truth": "calibrate/virtual/truths/two-nodes.toml",
 }
-#: Of ``GARBAGE`` what no factory says.
-_OF_NO_FACTORY: Final = re.compile(r"Traceback|internal error|pydantic|https?://errors|set_int_max")
+#: Of ``GARBAGE`` what no factory says; torch's anomaly mode, which one may turn on, prints a traceback of its own.
+_OF_NO_FACTORY: Final = re.compile(
+    r"Traceback \(|internal error|pydantic|https?://errors|set_int_max"
+)
 
 
 class Target(NamedTuple):
