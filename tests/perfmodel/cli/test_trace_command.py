@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from perfmodel.answer import open_question, stage_memory
 from perfmodel.answer.memory import report_of
@@ -195,6 +196,19 @@ def test_a_file_may_change_where_modules_are_found(
     assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
     assert str(tmp_path) not in sys.path
     assert set(before) < set(sys.path)
+
+
+def test_a_file_may_look_for_anomalies(run: Run, tmp_path: Path) -> None:
+    """In training; a trace has no values in which NaN could stand."""
+    path = tmp_path / "looking.py"
+    path.write_text(
+        "import torch\n"
+        "torch.autograd.set_detect_anomaly(True)\n"
+        "def make(): return torch.nn.Linear(4, 3), torch.zeros(1, 4)\n"
+    )
+    with torch.autograd.set_detect_anomaly(False):
+        assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
+        assert torch.is_anomaly_enabled()
 
 
 @pytest.mark.parametrize(("usual", "shapes"), [("_USUAL_CALLS", 1), ("_USUAL_CALLS_OF_FEW", 500)])
