@@ -139,7 +139,7 @@ def predict(
         write_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
     if trace is not None:
         from perfmodel.files import write_atomically
-        from perfmodel.report.prediction import chrome_trace_text
+        from perfmodel.report.chrome_trace import chrome_trace_text
 
         step, name = largest.trace, largest.setting.label
         if document.points[0].large_model:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import perfmodel as pm
+from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.figures import (
     breakdown_figure,
     figure_bytes,
@@ -19,7 +20,6 @@ from perfmodel.report.figures import (
     predicted_pictures,
     speedup_figure,
 )
-from perfmodel.report.prediction import chrome_trace_text
 from tests.perfmodel.plan.plans import TODAY, written
 from tests.perfmodel.report.samples import plain_prediction, plain_trace, plain_validation
 
