@@ -11,9 +11,7 @@ other protocols, whose starts are longer in any group:
 all-reduce. So a larger group reaches a higher bus bandwidth, as published tables of 2, 4 and 8 GPUs show. They
 also show that protocols change at larger arrays in larger groups: between the same array and the same share.
 
-What protocols add, by size, is carried from the measured groups to others as a factor on the law. An all-reduce of
-a larger group inside a node goes by the measured rings, too: messages of one size go by one protocol, whatever the
-group. Each of the two counts by what it is known to miss.
+What protocols add, by size, is carried from the measured groups to others as a factor on the law.
 """
 
 import itertools
@@ -60,8 +58,7 @@ _POINT_ERROR: Final = 0.1
 #: a start from latencies nor a link from the rank's own memory. Of 0, 1/4, 1/2 and 1, a quarter tells published
 #: all-reduces of 4 and 8 GPUs best from all-reduces, all-gathers and reduce-scatters of 2.
 _OTHERS_WEIGHT: Final = 0.25
-_HALVES: Final = ("all_gather", "reduce_scatter")
-_ON_RINGS: Final = frozenset({"all_reduce", "broadcast", *_HALVES})
+_ON_RINGS: Final = frozenset({"all_reduce", "broadcast", "all_gather", "reduce_scatter"})
 #: Sizes, in doublings, over which the factor on the law is averaged before other groups take it: protocols
 #: change at other sizes in other groups.
 _SMOOTHING_DOUBLINGS: Final = 1.0
@@ -69,14 +66,6 @@ _SMOOTHING_DOUBLINGS: Final = 1.0
 #: for how many differences between groups it counts.
 _UNCERTAINTY_PER_DOUBLING: Final = 0.08
 _PRIOR_WEIGHT: Final = 1.0
-#: Errors, in log: of a timing; what lies between sizes, by the square root of the distance in e-folds; and of the
-#: line through groups by the messages that each sends, before groups told it. With it published all-reduces of 8
-#: GPUs follow from 2 and 4 as well as by the law alone. Priors.
-_TIMING_ERROR: Final = 0.01
-_AWAY_ERROR: Final = 0.05
-_MESSAGES_ERROR: Final = 0.08
-#: What the largest group shows of it counts this many times.
-_TOLD_WEIGHT: Final = 3.0
 
 
 class Path(NamedTuple):
@@ -223,44 +212,6 @@ def _near(at_bytes: Samples, sizes_bytes: Samples) -> Samples:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-class _Ring(NamedTuple):
-    """Collectives of one group by the size of their messages."""
-
-    steps: float
-    time_s: Samples
-    """Shape ``(num_sizes, num_draws)``. [s]"""
-    errors: Samples
-    """In log, shape ``(num_sizes,)``: larger between the sizes that were measured."""
-
-    @classmethod
-    def read(cls, law: LinkLaw, way: Path, factor: Factor, messages: Samples) -> "_Ring":
-        sizes = messages * way.steps / way.sent
-        time_s = law.time_s(sizes[:, np.newaxis], [way]) * np.exp(factor.at(sizes))
-        away = np.abs(np.log(sizes)[:, np.newaxis] - np.log(factor.sizes_bytes)).min(axis=1)
-        return cls(float(way.steps), time_s, np.hypot(_TIMING_ERROR, _AWAY_ERROR * np.sqrt(away)))
-
-
-def _extended(rings: Sequence[_Ring], steps: float) -> tuple[Samples, Samples]:
-    """Times at more steps than the last ring has, and their errors in log.
-
-    On a line through the last ring; its slope is that to all others, by weighted least squares. A message takes at
-    least nothing, and at most what all steps together took.
-    """
-    *others, last = rings
-    last_s, nominal_s = last.time_s, last.time_s[:, :1]
-    top, bottom = np.zeros_like(last_s), np.zeros_like(nominal_s)
-    for ring in others:
-        apart = last.steps - ring.steps
-        variance = (ring.errors[:, np.newaxis] * ring.time_s[:, :1]) ** 2
-        weight = 1 / (variance + (last.errors[:, np.newaxis] * nominal_s) ** 2)
-        top += weight * apart * (last_s - ring.time_s)
-        bottom += weight * apart**2
-    each_s = np.clip(top / bottom, 0.0, last_s / last.steps)
-    more = steps - last.steps
-    found_s = last_s + more * each_s
-    return found_s, (more / np.sqrt(bottom) / found_s[:, :1])[:, 0]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkCost(GroupCost):
     """A collective of any group: measured groups come out as they were, others by the law and their factor."""
@@ -272,8 +223,6 @@ class LinkCost(GroupCost):
     law: LinkLaw
     deviates: Samples
     """Of the factor in groups that were not measured, shape ``(num_draws,)``; draw 0 is 0."""
-    beside: tuple[tuple[Path, Factor], ...] = ()
-    """Halves of an all-reduce in the only group, which tell what its messages take."""
     _curves: dict[tuple[int, int], tuple[CurveDraws, Samples]] = field(
         default_factory=dict, init=False
     )
@@ -312,26 +261,12 @@ class LinkCost(GroupCost):
             logs = np.log([[point.time_s] for point in group.points]) + noise
             return Factor(sizes, logs - np.log(law.time_s(sizes[:, np.newaxis], ways)))
 
-        factors = tuple(map(factor, found))
-        halves = [
-            group
-            for group in others
-            if group.collective in _HALVES
-            and (group.world_size, group.num_nodes) == (found[0].world_size, 1)
-        ]
-        is_alone = len(found) == 1 and collective == "all_reduce"
-        beside = tuple(
-            (way, factor(group))
-            for group in (halves if is_alone else ())
-            for way in paths(group.collective, group.world_size, group.num_nodes, library)
-        )
         return cls(
             collective=collective,
             library=library,
             ranks=tuple(group.world_size for group in found),
             nodes=tuple(group.num_nodes for group in found),
-            factors=factors,
-            beside=beside,
+            factors=tuple(map(factor, found)),
             law=law,
             deviates=drawn[-2],
             between_sizes=drawn[-1],
@@ -386,7 +321,7 @@ class LinkCost(GroupCost):
     def _curve(self, ranks: int, nodes: int) -> tuple[CurveDraws, Samples]:
         """Times over what the law says, and the sizes at which they are known."""
         if (ranks, nodes) not in self._curves:
-            sizes, logs = self._factor(ranks, nodes)
+            sizes, logs = self._factor(ranks)
             ways = paths(self.collective, ranks, nodes, self.library)
             law_s = self.law.time_s(sizes[:, np.newaxis], ways)
             if ranks > self.ranks[-1]:
@@ -398,7 +333,7 @@ class LinkCost(GroupCost):
             self._curves[ranks, nodes] = CurveDraws(at, time_s, self.between_sizes), sizes
         return self._curves[ranks, nodes]
 
-    def _factor(self, ranks: int, nodes: int) -> Factor:
+    def _factor(self, ranks: int) -> Factor:
         """On the law in a group: measured, between two measured ones, or carried to others with its uncertainty."""
         right, weight = self.neighbours(ranks)
         nearest, found = self.ranks[right], self.factors[right]
@@ -411,54 +346,7 @@ class LinkCost(GroupCost):
         smooth = found.smoothed(ranks / nearest)
         distance = math.sqrt(abs(math.log2(ranks / nearest)))
         spread = distance * self._spread(found.sizes_bytes)[:, np.newaxis]
-        carried = smooth._replace(logs=smooth.logs + spread * self.deviates)
-        grown = self._by_messages(ranks, nodes) if ranks > nearest else None
-        if grown is None:
-            return carried
-        # Each counts by what it is taken to miss: the carried one its prior, the other its left-out rings.
-        by_messages, missed = grown
-        believed = (distance * _UNCERTAINTY_PER_DOUBLING) ** 2
-        share = (believed / (believed + missed**2))[:, np.newaxis]
-        logs = by_messages.logs + missed[:, np.newaxis] * self.deviates
-        sizes = by_messages.sizes_bytes
-        return Factor(sizes, share * logs + (1 - share) * carried.at(sizes))
-
-    def _by_messages(self, ranks: int, nodes: int) -> tuple[Factor, Samples] | None:
-        """Factor of a larger group inside a node by the rings that were measured, and its error by size, in log.
-
-        Messages of one size go by one protocol and take as long in every group:
-
-            time(n, message) = once(message) + steps(n) each(message)
-
-        None where fewer than two rings tell what each message takes.
-        """
-        if nodes > 1 or max(self.nodes) > 1 or self.collective != "all_reduce":
-            return None
-        rings = [paths(self.collective, n, 1, self.library) for n in (*self.ranks, ranks)]
-        if any(len(ways) > 1 for ways in rings):
-            return None
-        *known, target = (way for (way,) in rings)
-        told = [*self.beside, *zip(known, self.factors, strict=True)]
-        if len(told) < 2:
-            return None
-        largest, factor = told[-1]
-        messages = factor.sizes_bytes * largest.sent / largest.steps
-        read = [_Ring.read(self.law, way, each, messages) for way, each in told]
-        sizes = messages * target.steps / target.sent
-        time_s, error = _extended(read, float(target.steps))
-        missed = np.full(len(sizes), _MESSAGES_ERROR**2)
-        if self.beside:
-            # Another collective of as many ranks does not tell how the own array grows.
-            own_s = (sizes - factor.sizes_bytes)[:, np.newaxis] / np.exp(self.law.logs[3])
-            time_s = time_s + own_s
-        elif len(read) > 2:
-            before_s, _ = _extended(read[:-1], read[-1].steps)
-            wrong = np.log(before_s[:, 0] / read[-1].time_s[:, 0]) ** 2
-            told_by = _TOLD_WEIGHT * (_near(messages, messages) @ wrong)
-            missed = (missed + told_by) / (1 + _TOLD_WEIGHT)
-        logs = np.log(time_s / self.law.time_s(sizes[:, np.newaxis], [target]))
-        grown = _near(messages, messages) @ (logs - factor.logs)
-        return Factor(sizes, factor.logs + grown), np.sqrt(missed + error**2)
+        return smooth._replace(logs=smooth.logs + spread * self.deviates)
 
     def _spread(self, sizes_bytes: Samples) -> Samples:
         """Uncertainty of a factor, in log, per square root of a doubling: how much measured groups differ there.

@@ -242,14 +242,13 @@ LAW: Final = LinkLaw(
 )
 
 
-def given_cost(*ranks: int, collective: str = "all_reduce", beside: bool = False) -> LinkCost:
+def given_cost(*ranks: int, collective: str = "all_reduce") -> LinkCost:
     """Groups with random factors on a law, at sizes of their own."""
     rng = np.random.default_rng(sum(ranks))
 
     def factor(n: int) -> Factor:
         return Factor(FEW * n, rng.uniform(-0.3, 0.3, (len(FEW), 3)))
 
-    halves = [(paths(kind, ranks[0], 1, "nccl")[0], factor(1)) for kind in ("all_gather",) * beside]
     return LinkCost(
         collective=collective,
         library="nccl",
@@ -259,7 +258,6 @@ def given_cost(*ranks: int, collective: str = "all_reduce", beside: bool = False
         law=LAW,
         deviates=np.array([0.0, 1.0, -2.0]),
         between_sizes=np.array([0.0, 1.0, -1.0]),
-        beside=tuple(halves),
     )
 
 
@@ -307,7 +305,6 @@ def carried(cost: LinkCost, ranks: int, draw: int) -> list[float]:
 
 @pytest.mark.parametrize("draw", [0, 1, 2])
 def test_a_factor_is_carried_to_larger_groups(draw: int) -> None:
-    """All-gathers, whose messages nothing tells."""
     cost = given_cost(2, 4, 16, collective="all_gather")
     (way,) = paths("all_gather", 64, 1, "nccl")
     sizes = cost.factors[-1].sizes_bytes
@@ -316,74 +313,6 @@ def test_a_factor_is_carried_to_larger_groups(draw: int) -> None:
         rising_s(way, sizes, logs, draw)
     )
     assert cost.sizes_bytes == pytest.approx((FEW[0] * 16 / 15, FEW[-1] * 2))
-
-
-def extended(
-    rings: Sequence[tuple[Path, Factor]], messages: Sequence[float], steps: float, draw: int
-) -> tuple[list[float], list[float], list[float]]:
-    """Times at more steps, their errors, and the last ring's times: lines through the last ring by message."""
-    found_s, errors, last_s = [], [], []
-    for message in messages:
-        rows = []
-        for way, factor in rings:
-            size = float(message * way.steps / way.sent)
-            away = min(abs(math.log(size / known)) for known in factor.sizes_bytes)
-            error = math.hypot(0.01, 0.05 * math.sqrt(away))
-            times = [by_law(size, way, k) * math.exp(read(factor, size, k)) for k in (0, draw)]
-            rows.append((float(way.steps), times[1], error * times[0], times[0]))
-        *others, last = rows
-        weights = [1 / (row[2] ** 2 + last[2] ** 2) for row in others]
-        top = mixed(weights, [(last[0] - r[0]) * (last[1] - r[1]) for r in others])
-        bottom = mixed(weights, [(last[0] - r[0]) ** 2 for r in others])
-        nominal = mixed(weights, [(last[0] - r[0]) * (last[3] - r[3]) for r in others])
-        more = steps - last[0]
-        each, each_nominal = (
-            min(max(slope / bottom, 0.0), whole / last[0])
-            for slope, whole in ((top, last[1]), (nominal, last[3]))
-        )
-        found_s.append(last[1] + more * each)
-        errors.append(more / math.sqrt(bottom) / (last[3] + more * each_nominal))
-        last_s.append(last[1])
-    return found_s, errors, last_s
-
-
-@pytest.mark.parametrize("draw", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("ranks", "beside", "target"), [((2, 4), False, 8), ((2, 4, 8), False, 32), ((2,), True, 8)]
-)
-def test_larger_all_reduces_by_their_messages_and_by_the_law(
-    ranks: tuple[int, ...], target: int, draw: int, *, beside: bool
-) -> None:
-    """Each counts by what it is taken to miss."""
-    cost = given_cost(*ranks, beside=beside)
-    factor, last = cost.factors[-1], ranks[-1]
-    ways = [paths("all_reduce", n, 1, "nccl")[0] for n in (*ranks, target)]
-    rings = [*cost.beside, *zip(ways[:-1], cost.factors, strict=True)]
-    messages = [float(size) / last for size in factor.sizes_bytes]
-    times_s, errors, _ = extended(rings, messages, float(ways[-1].steps), draw)
-    missed = [0.08**2] * len(messages)
-    if len(ranks) > 2:
-        before_s, *_ = extended(rings[:-1], messages, float(ways[-2].steps), 0)
-        *_, last_s = extended(rings, messages, float(ways[-1].steps), 0)
-        wrong = [math.log(b / t) ** 2 for b, t in zip(before_s, last_s, strict=True)]
-        missed = [(0.08**2 + 3 * mixed(near(m, messages), wrong)) / 4 for m in messages]
-    grown = []
-    for place, message in enumerate(messages):
-        own_s = message * (target - last) / math.exp(LAW.logs[3, draw]) if beside else 0.0
-        law_s = by_law(message * target, ways[-1], draw)
-        grown.append(math.log((times_s[place] + own_s) / law_s) - float(factor.logs[place, draw]))
-    doublings, by_law_alone = math.log2(target / last), carried(cost, target, draw)
-    carry = Factor(factor.sizes_bytes, np.array(by_law_alone)[:, np.newaxis])
-    logs = []
-    for place, message in enumerate(messages):
-        square = missed[place] + errors[place] ** 2
-        share = doublings * 0.08**2 / (doublings * 0.08**2 + square)
-        log = float(factor.logs[place, draw]) + mixed(near(message, messages), grown)
-        log += math.sqrt(square) * float(cost.deviates[draw])
-        logs.append(share * log + (1 - share) * read(carry, message * target, 0))
-    sizes = np.array(messages) * target
-    found_s = cost.group_s(sizes[:, np.newaxis], target, nodes=1)[:, draw]
-    assert found_s == pytest.approx(rising_s(ways[-1], sizes, logs, draw))
 
 
 def test_between_two_groups_factors_mix_by_their_logarithm() -> None:
@@ -410,14 +339,3 @@ def test_what_the_law_misses_is_drawn_apart_from_its_constants() -> None:
     cost = cost_of(group(2), group(4), num_draws=2000)
     found = np.corrcoef([*cost.law.logs, cost.deviates, cost.between_sizes])[6:]
     assert max(np.abs(found[:, :6]).max(), abs(found[0, 7])) < 0.1
-
-
-def test_halves_of_a_single_group_stand_beside_its_all_reduce() -> None:
-    """Of as many ranks of one node; other groups tell what messages take themselves."""
-    rng, halves = np.random.default_rng(0), ("all_gather", "reduce_scatter")
-    others = [group(2, collective=name) for name in (*halves, "broadcast")]
-    others += [group(4, collective="all_gather"), group(2, nodes=2, collective="all_gather")]
-    for groups, count in (([group(2)], 2), ([group(2), group(4)], 0), (others[:1], 0)):
-        sample = partial(LinkCost.sample, groups, library="nccl", num_draws=1, rng=rng)
-        beside = sample(others=others).beside
-        assert [way for way, _ in beside] == [Path(1, 0.5, 2)] * count
