@@ -5,6 +5,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,46 @@ def test_the_next_call_runs_what_is_left(
     assert ran == ["memory", "models"]
     assert unfinished(request_, campaign) == ()
     assert campaign == CampaignDocument.read(request_.folder / CAMPAIGN)
+
+
+def test_what_a_stage_leaves_is_for_those_after_it(
+    request_: BorrowedRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an H100 took: memory, which starts over when it is cut, has half as much again; models have all the rest."""
+    took_s = {"doctor": 6.0, "calibration": 260.0, "memory": 35.0, "steps": 80.0, "models": 241.0}
+    now_s = [0.0]
+
+    def run(stage: Stage, log: Path, *, limit_s: float) -> StageRun:
+        is_cut = took_s[stage.name] > limit_s
+        spent_s = min(took_s[stage.name], limit_s)
+        now_s[0] += spent_s
+        return StageRun(
+            name=stage.name,
+            command=stage.arguments,
+            exit_code=None if is_cut else 0,
+            limit_s=limit_s,
+            took_s=spent_s,
+            words=str(log),
+        )
+
+    monkeypatch.setattr("validate.borrowed._run", run)
+    monkeypatch.setattr("validate.borrowed.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    campaign, _ = carried_out(replace(request_, limit_s=516))
+    limit_s = {stage.name: stage.limit_s for stage in campaign.stages}
+    assert limit_s["memory"] >= 1.5 * took_s["memory"]
+    assert limit_s["models"] == 516 - 6 - 260 - 35 - 80
+    assert unfinished(request_, campaign) == ("models",)
+
+
+def test_a_call_that_its_time_cuts_ends_with_1(
+    request_: BorrowedRequest, stages_end: Callable[[Ended], list[str]], run: Run
+) -> None:
+    stages_end({"models": None})
+    carried_out(request_)
+    words = ("--campaign", request_.folder, "--device-kind", "cpu", "--nproc", 1, "--minutes", 9)
+    line = complaint(run("calibrate", *words), EXIT_FAILURE)
+    assert "must be done within 9 min, got no end of models" in line
+    assert line.endswith("repeat the command to go on")
 
 
 def test_without_a_profile_nothing_is_judged(
