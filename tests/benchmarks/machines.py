@@ -101,7 +101,7 @@ MACHINES: Final = {
             "400 Gb/s InfiniBand per GPU",
             "the user guide of the DGX H100",
         ),
-        records="h100",
+        records="dgx-h100",
     ),
     "dgx-1-v100": Made(device="v100-sxm2-32", hardware=("DGX-1",)),
 }
@@ -149,7 +149,7 @@ _PRECISIONS: Final = {"AMP/FP16": "amp fp16", "FP32": "fp32"}
 
 
 #: Real GPUs that campaigns of this repository ran on: folder of the records -> device in the catalogue.
-RECORDED: Final = {"h100": "h100-sxm5", "h200": "h200-sxm"}
+RECORDED: Final = {"dgx-h100": "h100-sxm5", "h200": "h200-sxm"}
 #: Files of the records and what counts in them.
 _FILES: Final = {"loops": "loop", "calibration": "step"}
 _REFERENCES: Final = {

@@ -69,8 +69,8 @@ def test_one_device_is_inferred_and_in_seconds_that_can_be(name: str) -> None:
 def test_a_machine_from_records_names_them_by_their_digest() -> None:
     document = ProfileDocument.read(inferred_machines()["dgx-h100"])
     tables = tables_of(MACHINES["dgx-h100"], ROOT)
-    assert existing(document.machine.device_costs).source == "docs/records/h100"
-    assert {str(table.parent.relative_to(ROOT)) for table in tables} == {"docs/records/h100"}
+    assert existing(document.machine.device_costs).source == "docs/records/dgx-h100"
+    assert {str(table.parent.relative_to(ROOT)) for table in tables} == {"docs/records/dgx-h100"}
     assert document.observations_sha256 == sha256_of(tables)
 
 
