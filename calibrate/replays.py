@@ -142,7 +142,20 @@ def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, 
             of_step[1] = [e for e in of_step[1] if e.trained_s]
     counts = {1}.union(*groups.values())
     deviations = {n: _deviation([s[n] for s in groups.values() if n in s]) for n in counts}
-    return tuple(_measured_step(key, g, deviations) for key, g in sorted(groups.items()))
+    run = _run_log_error([trained for s in groups.values() for trained in s.values()])
+    steps = (_measured_step(key, g, deviations) for key, g in sorted(groups.items()))
+    return tuple(replace(step, run_log_error=run) for step in steps)
+
+
+def _log_s(entry: ReplayObservation) -> float:
+    """Logarithm of its training, or of its replays if its model was not trained."""
+    return math.log(max(_SMALLEST_S, entry.trained_s or replayed_s([entry])))
+
+
+def _run_log_error(groups: Sequence[Sequence[ReplayObservation]]) -> float | None:
+    """How far one more run of a step is off its mean, in log: starts and runs together."""
+    squares = [np.var([_log_s(e) for e in group], ddof=1) for group in groups if len(group) > 1]
+    return math.sqrt(float(np.mean(squares))) if squares else None
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
@@ -159,8 +172,7 @@ def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
     for group in (group for group in groups if len(group) > 1):
         starts: dict[int, list[float]] = defaultdict(list)
         for entry in group:
-            time_s = max(_SMALLEST_S, entry.trained_s or replayed_s([entry]))
-            starts[start_of(entry.round)].append(math.log(time_s))
+            starts[start_of(entry.round)].append(_log_s(entry))
         runs = [log for logs in starts.values() for log in logs]
         means = [np.mean(logs) for logs in starts.values() for _ in logs]
         squares.append(np.var(runs, ddof=1))

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.documents.observation import PHASES, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
-from perfmodel.machine.measured import CurvePoint, Repeatability, SingleStep
+from perfmodel.machine.measured import OCCASION_OVER_RUN, CurvePoint, Repeatability, SingleStep
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 
@@ -170,9 +170,10 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
         round^2 = variance of the rounds' means - run^2 / settings per round, not below 0
 
     No campaign sees two occasions. What other work takes from a shared host varies alike over seconds and
-    over hours (1/f noise: as much in each decade of time), so that
+    over hours (1/f noise: as much in each decade of time). Runs of a second are spread over three decades;
+    hours are one more, so that
 
-        occasion^2 = mean square of run, at least 0.6 %
+        occasion^2 = 0.43 mean square of run, at least 0.6 %
 
     Steps that wait for their host vary as the host does, and tell that alone. Where all of them wait, nothing tells
     the device apart: it is taken to vary as much. A host varies over hours as from round to round, or as from run
@@ -187,7 +188,7 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
     device = _variation(steady)
     rounds = _ASSUMED_ROUND if device.round is None else device.round
     mean_square = float(np.mean([value**2 for value in device.run.values()])) if device.run else 0.0
-    occasion = max(_LEAST_OCCASION, math.sqrt(mean_square))
+    occasion = max(_LEAST_OCCASION, math.sqrt(OCCASION_OVER_RUN * mean_square))
     if not waiting:
         return Repeatability(run=device.run, round=rounds, occasion=occasion)
     of_host = [groups[setting] for setting in waiting]

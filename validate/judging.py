@@ -22,6 +22,7 @@ from calibrate.task import StepTask, Task
 from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import LoopObservation, Observation
 from perfmodel.documents.verdicts import (
+    SPEEDUP_MAPE,
     STEP_MAPE,
     ComparedStrategy,
     ErrorSummary,
@@ -216,7 +217,7 @@ class Tolerances:
             over = summary.mape - noise.mape
             gates.append(gate("step-time error over noise floor", over, at_most=self.over_noise))
         if speedups is not None:
-            gates.append(gate("speed-up MAPE", speedups.mape, at_most=self.speedup_mape))
+            gates.append(gate(SPEEDUP_MAPE, speedups.mape, at_most=self.speedup_mape))
         return tuple(gates)
 
 

@@ -194,6 +194,7 @@ def _trained(exact: OperatorDurations, step: TracedStep) -> Iterator[TrainedStep
             micro_batch=found.micro_batch,
             step_s=step_s,
             relative_error=error,
+            run_log_error=found.run_log_error,
         )
 
 

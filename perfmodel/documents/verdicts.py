@@ -18,8 +18,9 @@ from perfmodel.statistics import Interval, Share
 
 #: Name of the plain rule that a law of scaling has to beat.
 CARRIED: Final = "efficiency carried on"
-#: Name of the gate on the mean absolute error of step times.
+#: Names of the gates on mean absolute errors.
 STEP_MAPE: Final = "step-time MAPE"
+SPEEDUP_MAPE: Final = "speed-up MAPE"
 
 
 class Gate(Record):
@@ -158,6 +159,20 @@ class ValidationDocument(ProfileVerdict):
         alone = scatter_alone(row for row in inside if row.setting.world_size == 1)
         together = scatter_alone(row for row in inside if row.setting.world_size > 1)
         return None if alone is None or together is None else math.hypot(alone, together)
+
+    @property
+    def speedup_noise(self) -> float | None:
+        """MAPE of speed-ups of calibrated settings as predictions of the same, run again; None without any.
+
+        Drift of a host that several ranks feel otherwise than one does not cancel.
+        """
+        alone = {row.setting.workload: row for row in self.repeats if row.setting.world_size == 1}
+        errors = [
+            abs((1 + alone[row.setting.workload].signed_error) / (1 + row.signed_error) - 1)
+            for row in self.repeats
+            if row.setting.world_size > 1 and row.setting.workload in alone
+        ]
+        return sum(errors) / len(errors) if errors else None
 
     @property
     def signed_errors(self) -> dict[RunSetting, float]:

@@ -17,6 +17,8 @@ Precision = Literal["fp32", "half"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 #: Deviate of Student's distribution with four degrees of freedom that 5 % exceed: tails of errors are heavy.
 HEAVY_TAILED_90: Final = 2.132
+#: Variance of an occasion over that of a run: ten campaigns of ``validate``, each left out, 0.3 to 0.5.
+OCCASION_OVER_RUN: Final = 0.43
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,8 @@ class TrainedStep:
     micro_batch: Count
     step_s: Positive
     relative_error: RelativeError
+    run_log_error: RelativeError | None = None
+    """Of one more training; None where a single one tells nothing."""
     predicted_s: tuple[NonNegative, ...] = ()
     """Draws of what the costs of the machine say of it, the nominal first; none where nobody asked them. [s]"""
 
@@ -336,6 +340,8 @@ class MeasuredStep:
     """What its host takes to issue that step on an idle device; None where the two are one."""
     ddp_s: Mapping[int, tuple[Positive, RelativeError]] = field(default_factory=dict)
     """The same under DistributedDataParallel and its relative error, by the number of ranks of one node."""
+    run_log_error: RelativeError | None = None
+    """Of one more training, on any number of ranks; None where a single one tells nothing."""
     calls: str = ""
     """Signature of the calls of the step that was trained."""
 
@@ -380,8 +386,7 @@ class OperatorCosts:
 class Repeatability:
     """How far steps of one setting differ when they are run again: standard deviations, in log.
 
-    log step = typical + occasion + round + run. Occasions are hours apart, rounds minutes; both are
-    common to all settings and cancel in a speed-up.
+    log step = typical + occasion + round + run. Occasions, hours apart, and rounds move all alike on as many ranks.
     """
 
     run: dict[Count, RelativeError]
@@ -402,9 +407,8 @@ class Repeatability:
     @property
     def host_again(self) -> float:
         """How far one more run of a host, on another occasion, is off the mean of many."""
-        return math.hypot(
-            self.host, self.host if self.host_occasion is None else self.host_occasion
-        )
+        later = self.host if self.host_occasion is None else self.host_occasion
+        return math.hypot(self.host, later)
 
     def known_round(self, num_rounds: int) -> float:
         """Error of a mean over ``num_rounds`` rounds."""

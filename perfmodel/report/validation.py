@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from perfmodel.documents.verdicts import (
+    SPEEDUP_MAPE,
     STEP_MAPE,
     Compared,
     ErrorSummary,
@@ -140,6 +141,10 @@ def summary_lines(validation: ValidationDocument) -> Iterator[str]:
     if validation.speedup_scatter is not None:
         scatter = percent(validation.speedup_scatter)
         yield f"Scatter of runs alone makes speed-ups {scatter} off (MAPE)"
+    if validation.speedup_noise is not None:
+        said = "; too noisy to judge" if _noisy_speedups(validation) else ""
+        again = percent(validation.speedup_noise)
+        yield f"Noise floor of speed-ups: calibrated ones, again: {again} (MAPE){said}"
     counts = f"({covered} of {len(validation.settings)})"
     yield f"Coverage: {percent(validation.coverage)} inside the 90 % interval {counts}"
     yield from gate_lines(validation.gates)
@@ -329,8 +334,24 @@ def verdict(validation: ValidationDocument | None) -> str:
     return f"FAILED: {len(missed)} of {count} gates missed ({names})"
 
 
+def _noisy_speedups(validation: ValidationDocument) -> str:
+    """How little speed-ups of calibrated settings repeat themselves, if no gate can judge those; else empty."""
+    allowed = next((gate.at_most for gate in validation.gates if gate.name == SPEEDUP_MAPE), None)
+    noise = validation.speedup_noise
+    if allowed is None or noise is None or not _LARGEST_NOISE_SHARE * allowed < noise < _NO_NOISE:
+        return ""
+    return f"speed-ups of calibrated settings, run again, are off by {percent(noise)}"
+
+
 def too_noisy(validation: ValidationDocument) -> str:
-    """Which noise leaves the gate on step times little to judge; empty if none does."""
+    """Which noise leaves gates on step times, or all that were missed, little to judge; empty if none does."""
+    missed = {gate.name for gate in validation.gates if not gate.passed}
+    return _noisy_steps(validation) or (
+        _noisy_speedups(validation) if missed == {SPEEDUP_MAPE} else ""
+    )
+
+
+def _noisy_steps(validation: ValidationDocument) -> str:
     allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
     floor, expected = validation.noise_floor, validation.expected_noise
     if validation.passed and expected is None:

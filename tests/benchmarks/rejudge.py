@@ -130,7 +130,8 @@ def _validation(record: Path) -> None:
         if not row.is_extrapolated
     }
     speedups = [row for row in found.speedups if (row.workload, row.micro_batch) in within]
-    say("today, inside: speed-ups", [row.signed_error for row in speedups])
+    held = [row.predicted.holds(row.measured) for row in speedups]
+    say("today, inside: speed-ups", [row.signed_error for row in speedups], held)
 
 
 def _ablation(record: Path, part: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -329,6 +330,8 @@ def test_a_mean_is_as_uncertain_as_starts_of_processes_differ(
     ]
     (step,) = measured_steps(trained)
     assert step.relative_error == pytest.approx(math.sqrt(variance))
+    # Whatever starts and runs are, the next one is off by both.
+    assert step.run_log_error == pytest.approx(stdev(logs))
 
 
 def test_a_training_counts_more_than_replays_without_one() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
-from perfmodel.documents.verdicts import STEP_MAPE, scatter_alone
+from perfmodel.documents.verdicts import SPEEDUP_MAPE, STEP_MAPE, Gate, scatter_alone
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.report import Table, count_interval, duration_interval, number, percent
@@ -150,6 +150,31 @@ def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
     quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})
     assert next(summary_lines(quiet)).startswith("FAILED")
     assert next(summary_lines(noisy.model_copy(update={"passed": True}))).startswith("PASSED")
+
+
+def test_speed_ups_that_do_not_repeat_themselves_are_called_too_noisy() -> None:
+    """One rank is 10 % slower again, two are as they were: speed-ups by 10 % too small, of 4.5 allowed."""
+    document = plain_validation()
+    (both,) = document.repeats
+    alone = replace(both.setting, world_size=1, synchronisation=Synchronisation.NONE)
+    one = both.model_copy(update={"setting": alone, "signed_error": -0.1})
+    two = both.model_copy(update={"signed_error": 0.0})
+    missed = Gate(name=SPEEDUP_MAPE, unit="fraction", at_most=0.045, value=0.05, passed=False)
+    noisy = document.model_copy(update={"repeats": (one, two), "gates": (missed,), "passed": False})
+    assert document.speedup_noise is None
+    assert noisy.speedup_noise == pytest.approx(0.1)
+    said = "speed-ups of calibrated settings, run again, are off by 10.0 %"
+    verdict, *others = summary_lines(noisy)
+    assert verdict == f"TOO NOISY TO JUDGE: {said}"
+    assert any("10.0 % (MAPE); too noisy to judge" in line for line in others)
+    # What steps missed is no matter of speed-ups.
+    steps = missed.model_copy(update={"name": STEP_MAPE})
+    worse = noisy.model_copy(update={"gates": (missed, steps), "noise_floor": None})
+    assert next(summary_lines(worse)).startswith("FAILED: 2 of 2")
+    quiet = noisy.model_copy(
+        update={"repeats": (one.model_copy(update={"signed_error": 0.02}), two)}
+    )
+    assert next(summary_lines(quiet)).startswith("FAILED: 1 of 1")
 
 
 def test_scatter_alone_is_what_a_faultless_prediction_would_show() -> None:
