@@ -37,7 +37,6 @@ RARE_STALL: Final = 0.05
 #: Passes of micro-batches through stages of which all are operations; of more those between are counted.
 _MOST_PASSES: Final = 2**14
 _REST: Final = "framework and allocator"
-_PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: What a job needs of the fitted parameters, if the runs did not determine them.
 _RELEVANT: Final = {
     "tp": ("tensor_latency_s", "tensor_bytes_per_s", "tensor_node_s", "crowded_s"),
@@ -320,7 +319,8 @@ def trained_record(training: Training) -> TrainedModel:
 
 def parts_record(parts: StepParts, index: int) -> StepPartsRecord:
     """Parts of one job as documents say them."""
-    return StepPartsRecord(**{name: float(getattr(parts, name)[index]) for name in _PARTS})
+    names = StepPartsRecord.model_fields
+    return StepPartsRecord(**{name: float(getattr(parts, name)[index]) for name in names})
 
 
 def layout_provenance(model: InferredModel) -> Provenance:

@@ -255,13 +255,6 @@ class TracedMemory:
         return found
 
 
-def _in_flight(layout: Layout, stage: int) -> int:
-    """Micro-batches whose activations a stage keeps at once."""
-    if layout.schedule is Schedule.ONE_F_ONE_B:
-        return min(layout.pp - stage, layout.accumulation)
-    return layout.accumulation
-
-
 def _kept_bytes(blocks: Sequence[Block], layout: Layout, stage: int, share: float) -> float:
     """What blocks of a stage keep for their backward passes when a share of it is there. [B]
 
@@ -273,7 +266,10 @@ def _kept_bytes(blocks: Sequence[Block], layout: Layout, stage: int, share: floa
         size = max(0, block.saved.at(layout.micro_batch))
         whole = 0 if layout.sequence_parallel else min(_WHOLE_INPUTS * input_bytes, size)
         own.append(whole + (size - whole) / layout.tp)
-    in_flight = _in_flight(layout, stage)
+    # Micro-batches whose activations a stage keeps at once.
+    in_flight = layout.accumulation
+    if layout.schedule is Schedule.ONE_F_ONE_B:
+        in_flight = min(layout.pp - stage, in_flight)
     kept = share * in_flight * sum(own)
     if layout.recompute is Recompute.FULL:
         return min(kept, share * in_flight * sum(entering) + max(own, default=0.0))

@@ -33,7 +33,6 @@ from perfmodel.layout import Layout
 from perfmodel.machine import NODE, Evidence, Machine, Tier
 from perfmodel.machine.measured import (
     CollectiveProfile,
-    CurvePoint,
     MeasuredCollective,
     MeasuredMachine,
 )
@@ -85,11 +84,10 @@ def for_nccl(machine: MeasuredMachine, nccl: str) -> MeasuredMachine:
     if known and known.split(".")[:2] == nccl.split(".")[:2]:
         return machine
 
-    def widened(point: CurvePoint) -> CurvePoint:
-        return replace(point, relative_error=math.hypot(point.relative_error, _VERSION_DRIFT))
-
     def drifted(group: CollectiveProfile) -> CollectiveProfile:
-        return replace(group, points=tuple(map(widened, group.points)))
+        errors = (math.hypot(point.relative_error, _VERSION_DRIFT) for point in group.points)
+        points = zip(group.points, errors, strict=True)
+        return replace(group, points=tuple(replace(p, relative_error=e) for p, e in points))
 
     said = (
         f"collectives were of NCCL {known or 'unknown'}: {nccl} widens their times by "

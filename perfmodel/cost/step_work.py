@@ -266,7 +266,8 @@ def _convolution(operator: Operator, wanted: str, halving: float, *, is_half_las
         pixels_in=math.prod(image.shape[2:]),
         pixels_out=math.prod(result.shape[2:]),
     )
-    moved = sum(_own_bytes(spec) for spec in (image, weight, result)) * halving
+    tensors = (image, weight, result)
+    moved = halving * sum(each.num_elements * ELEMENT_BYTES[each.dtype] for each in tensors)
     per_channel = sizes.samples * sizes.groups
     results, depth = {
         "forward": (per_channel * sizes.outputs * sizes.pixels_out, sizes.inputs * sizes.kernel),
@@ -313,11 +314,6 @@ def _convolution_kind(sizes: _Filters, image: TensorSpec, *, is_half_last: bool)
         if sizes.inputs <= most:
             return f"group {most}"
     return "group"
-
-
-def _own_bytes(spec: TensorSpec) -> float:
-    """Bytes of a tensor once, however it lies."""
-    return float(spec.num_elements * ELEMENT_BYTES[spec.dtype])
 
 
 def _product(operator: Operator, base: str, phase: Phase, moved_bytes: float) -> _Work:

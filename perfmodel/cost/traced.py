@@ -108,8 +108,9 @@ def traced_profile(
     }
     untimed = {name for steps in by_curves.values() for p in steps.values() for name in p.untimed}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
+    middle = batches[len(batches) // 2] if batches else GRID[len(GRID) // 3]
     return MeasuredWorkload(
-        workload=with_ready_times(workload, steps[_middle(batches)], exact),
+        workload=with_ready_times(workload, steps[middle], exact),
         phases=_phases(profile, points, copied_s, issue_s, shares),
         noise=noise,
         rank_spread=rank_spread,
@@ -196,10 +197,6 @@ def _trained(exact: OperatorDurations, step: TracedStep) -> Iterator[TrainedStep
             relative_error=error,
             run_log_error=found.run_log_error,
         )
-
-
-def _middle(batches: Sequence[int]) -> int:
-    return batches[len(batches) // 2] if batches else GRID[len(GRID) // 3]
 
 
 def with_ready_times(
@@ -303,7 +300,7 @@ def nearest(batches: Iterable[int], batch: int) -> int:
     return min(batches, key=lambda known: abs(math.log(known / batch)))
 
 
-def _point(batch: int, time_s: Seconds, relative_error: float) -> CurvePoint:
+def _point(batch: float, time_s: Seconds, relative_error: float) -> CurvePoint:
     return CurvePoint(at=batch, time_s=time_s, relative_error=relative_error)
 
 
@@ -332,10 +329,9 @@ def _phases(
     """
     trained = {batch: share for batch, share in shares.items() if share is not None}
 
-    def share_at(batch: int) -> _Shares | None:
-        return trained[nearest(trained, batch)] if trained else None
-
-    by_batch = {batch: share_at(batch) for batch in sorted(copied_s)}
+    by_batch = {
+        batch: trained[nearest(trained, batch)] if trained else None for batch in sorted(copied_s)
+    }
     copied = tuple(
         _point(batch, copied_s[batch] * (share.device if share else 1.0), 0.0)
         for batch, share in by_batch.items()
@@ -458,12 +454,8 @@ def slowdown(profile: MeasuredMachine, phase: Phase, world_size: int) -> _Slowdo
 
 def _slowed(points: Sequence[CurvePoint], by: _Slowdown) -> tuple[CurvePoint, ...]:
     return tuple(
-        CurvePoint(
-            at=point.at,
-            time_s=point.time_s * by.factor,
-            relative_error=math.hypot(point.relative_error, by.log_error),
-        )
-        for point in points
+        _point(p.at, p.time_s * by.factor, math.hypot(p.relative_error, by.log_error))
+        for p in points
     )
 
 

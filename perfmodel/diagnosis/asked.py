@@ -110,8 +110,12 @@ def diagnosed(case: Case) -> Diagnosed:
     case = replace(case, precision=expected.precision)
     notes += more + own
     runs = [run_of(each, case) for each in logged]
-    if isinstance(trained, RooflineModel):
-        _refuse_divided(runs)
+    # A traced model has no shape: nothing tells what other layouts than data parallelism send.
+    for run in runs if isinstance(trained, RooflineModel) else ():
+        if run.layout.zero or run.layout.dp != run.devices:
+            raise UsageError(
+                f"--strategy: must be ddp for a traced model, got {run.layout}; give a config.json or a name"
+            )
     notes += tuple(_without_accumulation(case, runs))
     observations: list[Observation] = []
     for each, run in zip(logged, runs, strict=True):
@@ -367,15 +371,6 @@ def _refuse_alone(case: Case) -> None:
         raise UsageError("--cluster: must come with --profile, got it alone; see --nic-bandwidth")
     if (case.nics is None) != (case.nic_bandwidth is None):
         raise UsageError("--nic-bandwidth: must come with --nics, got one of them alone")
-
-
-def _refuse_divided(runs: Sequence[Run]) -> None:
-    """A traced model has no shape: nothing tells what other layouts than data parallelism send."""
-    for run in runs:
-        if run.layout.zero or run.layout.dp != run.devices:
-            raise UsageError(
-                f"--strategy: must be ddp for a traced model, got {run.layout}; give a config.json or a name"
-            )
 
 
 def _logged(case: Case) -> tuple[list[Logged], tuple[str, ...]]:

@@ -416,15 +416,11 @@ def _stretches(calls: Sequence[Call]) -> Iterator[tuple[int, int, int, int, int]
 def _tokens(calls: Sequence[Call]) -> IntArray:
     """A number per call that is equal for calls that differ in an index of their path only."""
     known: dict[tuple[object, ...], int] = {}
-    tokens = [
-        known.setdefault((call.operator, call.phase, _without_indices(call.module)), len(known))
-        for call in calls
-    ]
+    tokens = []
+    for call in calls:
+        path = ["#" if part.isdigit() else part for part in call.module.split(".")]
+        tokens.append(known.setdefault((call.operator, call.phase, *path), len(known)))
     return np.array(tokens, dtype=np.int64)
-
-
-def _without_indices(module: str) -> str:
-    return ".".join("#" if part.isdigit() else part for part in module.split("."))
 
 
 def _repeated(calls: Sequence[Call], period: int) -> Segment | None:
