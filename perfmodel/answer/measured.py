@@ -290,8 +290,8 @@ def _without(program: StepProgram, durations_s: Samples, *streams: Stream) -> Sa
 _NO_RESIDUAL: Final = Residual(single_log_errors=(0.0,), ddp_log_errors=(0.0,))
 #: Of the variance of an occasion, what settings on as many ranks share and others do not: ten campaigns.
 _OF_RANKS: Final = 0.15
-#: How far loops of other processes are off a training in place, in log, beside what runs scatter by. 429 runs of
-#: eight campaigns, each campaign left out: 387 inside 90 %.
+#: How far loops of other processes are off a training in place, in log, beside what runs scatter by. Eight campaigns,
+#: each left out: 387 of 429 inside 90 % (``python -m tests.benchmarks.rejudge docs/records/others``).
 _OTHER_PROCESSES: Final = 0.05
 
 

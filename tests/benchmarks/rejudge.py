@@ -3,10 +3,12 @@
 ``python -m tests.benchmarks.rejudge docs/records/network``, or ``validation``, which fits ``docs/records/calibration``
 again first. ``... validation --without PART``, or ``all``, fits it without one part at a time. A part pays if it gains
 0.5 points of MAPE or 5 points of coverage. ``... FILE.jsonl.xz``: how well plain loops predict plain loops.
+``docs/records/others``: how many runs of each campaign intervals hold whose components all other campaigns tell.
 """
 
 import argparse
 import contextlib
+import math
 import sys
 import tempfile
 from collections import defaultdict
@@ -16,13 +18,20 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
+from scipy.optimize import minimize
+from scipy.stats import multivariate_normal, t
 
 from calibrate.fit.ddp import NUM_DRAWS
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents.observation import LoopObservation, read_observations
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
+from perfmodel.documents.verdicts import (
+    ComparedSetting,
+    ModelsValidationDocument,
+    ValidationDocument,
+)
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
+from perfmodel.statistics import FloatArray, Interval
 from tests.regression.cases import unpacked
 from validate import validate
 from validate.judging import Tolerances, summarise
@@ -153,6 +162,112 @@ def _halves(record: Path) -> None:
     say("first half predicts second", [float(a.mean() / b.mean() - 1) for a, b in halves])
 
 
+def _say_held(name: str, before: int, held: int, count: int, parts: FloatArray) -> None:
+    sys.stdout.write(
+        f"{name:32} recorded {before:3d}, left out {held:3d} of {count}  {np.round(parts, 3)}\n"
+    )
+
+
+def _in_place(folder: Path) -> None:
+    """Steps trained in place: variance = a (scatter of the campaign's loops)^2 + c, heavy tailed."""
+    campaigns = []
+    for path in sorted(
+        p for name in ("models", "others") for p in (folder / name).glob("models-measured*.json")
+    ):
+        rows = ModelsValidationDocument.read(path).models
+        squares = [row.measured_relative_error**2 * row.num_repetitions for row in rows]
+        errors = np.log1p([row.signed_error for row in rows])
+        held = sum(row.is_covered for row in rows)
+        campaigns.append((path.stem, errors, float(np.mean(squares)), held))
+
+    def spread(logs: FloatArray, square: float) -> float:
+        return math.sqrt(math.exp(logs[0]) * square + math.exp(logs[1]))
+
+    for left, (name, missed, square, before) in enumerate(campaigns):
+        others = [(e, s) for at, (_, e, s, _) in enumerate(campaigns) if at != left]
+
+        def misfit(logs: FloatArray, seen: Sequence[tuple[FloatArray, float]] = others) -> float:
+            return -sum(float(t.logpdf(e, 4, scale=spread(logs, s)).sum()) for e, s in seen)
+
+        logs = minimize(misfit, (-1.0, -6.0), method="Nelder-Mead").x
+        sizes = np.concatenate([np.abs(e) / spread(logs, s) for e, s in others])
+        reach = float(np.quantile(sizes, 0.9)) * spread(logs, square)
+        _say_held(name, before, int((np.abs(missed) < reach).sum()), len(missed), np.exp(logs))
+
+
+def _steps(folder: Path) -> None:
+    """Reference steps and their speed-ups: variance = (k + s) c^2 + own, of which s c^2 by the number of ranks.
+
+    ``c``: What the campaign's predictions had in common, since it cancels in a speed-up:
+    2 c^2 = alone^2 + together^2 - speed-up^2. Two campaigns of a law without noise take the median of the others.
+    """
+    campaigns = []
+    for path in sorted(
+        p for name in ("validation", "others") for p in (folder / name).glob("validation*.json")
+    ):
+        verdict = ValidationDocument.read(path)
+        steps = {row.setting: row for row in verdict.settings}
+        pairs = [
+            (steps[validate.baseline_of(row.setting)], row)
+            for row in verdict.settings
+            if row.setting.world_size > 1 and validate.baseline_of(row.setting) in steps
+        ]
+        ratios = [_log_half(row.predicted) for row in verdict.speedups]
+        common = float(
+            np.median(
+                [
+                    (_log_half(a.predicted_s) ** 2 + _log_half(b.predicted_s) ** 2 - r**2) / 2
+                    for (a, b), r in zip(pairs, ratios, strict=True)
+                ]
+            )
+        )
+        campaigns.append((path.stem, verdict, common / _NINETY**2))
+    usual = float(np.median([c for _, _, c in campaigns if c > _WITH_NOISE]))
+    known = [(name, verdict, c if c > _WITH_NOISE else usual) for name, verdict, c in campaigns]
+
+    def density(logs: FloatArray, verdict: ValidationDocument, common: float) -> float:
+        k, s, own = np.exp(logs)
+        ranks = np.array([row.setting.world_size for row in verdict.settings])
+        alike = ranks[:, np.newaxis] == ranks
+        covariance = own * np.eye(len(ranks)) + common * (k + s * alike)
+        errors = np.log1p([row.signed_error for row in verdict.settings])
+        return float(multivariate_normal.logpdf(errors, np.zeros(len(ranks)), covariance))
+
+    for left, (name, verdict, common) in enumerate(known):
+        others = [each for at, each in enumerate(known) if at != left]
+
+        def misfit(logs: FloatArray, seen: Sequence[Any] = others) -> float:
+            return -sum(density(logs, of, c) for _, of, c in seen)
+
+        k, s, own = parts = np.exp(minimize(misfit, (-1.0, -2.0, -6.0), method="Nelder-Mead").x)
+        for rows, square, words in (
+            (verdict.settings, own + (k + s) * common, name),
+            (
+                verdict.speedups,
+                2 * (own + s * common),
+                f"  speed-ups, noise {verdict.speedup_noise:.1%}",
+            ),
+        ):
+            errors = np.log1p([row.signed_error for row in rows])
+            before = sum(
+                row.is_covered
+                if isinstance(row, ComparedSetting)
+                else row.predicted.holds(row.measured)
+                for row in rows
+            )
+            held = int((np.abs(errors) < _NINETY * math.sqrt(square)).sum())
+            _say_held(words, before, held, len(rows), parts)
+
+
+#: Normal deviate of a 90 % interval; and the least common variance of a law that knew of occasions.
+_NINETY: Final = 1.645
+_WITH_NOISE: Final = 0.05**2
+
+
+def _log_half(interval: Interval) -> float:
+    return math.log(interval.p95 / interval.p5) / 2
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="tests.benchmarks.rejudge")
     parser.add_argument("record", type=Path)
@@ -160,6 +275,9 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     if asked.record.suffix == ".xz":
         _halves(asked.record)
+    elif asked.record.name == "others":
+        _in_place(asked.record.parent)
+        _steps(asked.record.parent)
     elif asked.without is None:
         (_network if asked.record.name == "network" else _validation)(asked.record)
     else:
