@@ -50,7 +50,10 @@ def test_group_sizes_double_up_to_all_ranks(world_size: int, sizes: tuple[int, .
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_every_setting_is_measured_once_per_round(budget: str) -> None:
+def test_every_setting_runs_once_per_round_beside_its_like_and_every_layer_once(
+    budget: str,
+) -> None:
+    """Settings stay together that differ in their synchronisation alone."""
     experiment = an_experiment(budget=budget)
     wanted = Counter(setting for block in experiment.settings() for setting in block)
     assert set(wanted.values()) == {1}
@@ -59,14 +62,13 @@ def test_every_setting_is_measured_once_per_round(budget: str) -> None:
     for index, tasks in enumerate(rounds):
         assert Counter(task.setting for task in steps_of(tasks)) == wanted
         assert {task.round for task in steps_of(tasks)} == {index}
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_settings_that_differ_only_in_synchronisation_stay_together(budget: str) -> None:
-    for tasks in an_experiment(budget=budget).rounds():
-        settings = [(t.setting.workload, t.setting.micro_batch) for t in steps_of(tasks)]
-        blocks = [block for block, _ in itertools.groupby(settings)]
+        alike = [(t.setting.workload, t.setting.micro_batch) for t in steps_of(tasks)]
+        blocks = [block for block, _ in itertools.groupby(alike)]
         assert len(blocks) == len(set(blocks))
+    timed = [task for task in tasks_of(experiment) if isinstance(task, LayersTask)]
+    layers = [layer for task in timed for layer in task.layers]
+    assert {layer.kind for layer in layers} == {layer.kind for layer in planned_layers()}
+    assert len(layers) == len(set(layers))
 
 
 def test_a_seed_fixes_the_order_and_another_one_changes_it() -> None:
@@ -87,14 +89,6 @@ def test_no_two_tasks_of_a_campaign_share_a_name(
     )
     names = Counter(task.name for task in tasks_of(experiment))
     assert names.most_common(1)[0][1] == 1
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_layers_of_every_kind_are_timed_once_each_over_all_rounds(budget: str) -> None:
-    tasks = tasks_of(an_experiment(budget=budget))
-    layers = [layer for t in tasks if isinstance(t, LayersTask) for layer in t.layers]
-    assert {layer.kind for layer in layers} == {layer.kind for layer in planned_layers()}
-    assert len(layers) == len(set(layers))
 
 
 def test_gpus_are_measured_at_the_size_that_contracts_promise() -> None:

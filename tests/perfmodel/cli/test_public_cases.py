@@ -93,12 +93,6 @@ def test_every_case_of_the_page_stands_in_the_table() -> None:
     assert [case for case, _, answer in SHOWN if not answer] == ["7", "12"]
 
 
-def test_fifteen_public_cases_take_two_commands_at_most() -> None:
-    assert len(SHOWN) == 15
-    assert {len(block.splitlines()) for _, block, _ in SHOWN} == {1, 2}
-    assert all(line.startswith("perfmodel ") for line, _ in commands().values())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_the_answer_to_a_public_question(
     run: Run, monkeypatch: pytest.MonkeyPatch, case: str

@@ -70,11 +70,6 @@ def test_a_step_takes_six_flop_per_parameter_and_token_and_twelve_per_pair() -> 
     assert mixed.model_flop[0] == 2 * 32 * (6 * active + pairs)
 
 
-@pytest.mark.parametrize(("text", "leaves"), [("dp=8", False), ("dp=9", True), ("tp=4 dp=4", True)])
-def test_a_job_leaves_its_node_beyond_its_devices(text: str, *, leaves: bool) -> None:
-    assert jobs_of(text).several_nodes.tolist() == [leaves]
-
-
 def test_experts_are_common_until_they_are_divided() -> None:
     model = replace(MODEL, experts=8, experts_per_token=2)
     whole, divided = jobs_of("dp=4", model), jobs_of("dp=4 ep=4", model)
@@ -83,11 +78,6 @@ def test_experts_are_common_until_they_are_divided() -> None:
     assert divided.common_parameters[0] == ATTENTION
     assert divided.divided_parameters[0] == 2 * INNER
     assert divided.divided_stage_parameters[0] == 6 * 2 * INNER
-
-
-def test_shards_are_replicas_unless_their_number_is_said() -> None:
-    assert jobs_of("dp=8 zero=3").shards[0] == 8
-    assert jobs_of("dp=8 zero=3 shard=2").shards[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -106,6 +96,12 @@ def test_shards_are_replicas_unless_their_number_is_said() -> None:
         ("tp=2 sequence_parallel=yes", "sequence_parallel", 1),
         ("dp=2 one_process=yes", "one_process", 1),
         ("pp=2 accumulation=2 interleave=3", "interleave", 3),
+        # A job leaves its node beyond its devices; shards are replicas unless their number is said.
+        ("dp=8", "several_nodes", 0),
+        ("dp=9", "several_nodes", 1),
+        ("tp=4 dp=4", "several_nodes", 1),
+        ("dp=8 zero=3", "shards", 8),
+        ("dp=8 zero=3 shard=2", "shards", 2),
     ],
 )
 def test_options_of_a_layout_are_columns(text: str, column: str, value: float) -> None:

@@ -148,16 +148,6 @@ def test_heads_of_logs_tell_batch_and_devices(
     assert {key: getattr(found, key) for key in told} == told
 
 
-def test_a_bar_that_turns_from_seconds_to_rates_is_one_log(tmp_path: Path) -> None:
-    lines = [
-        f"Epoch 0: 1%|x| {n}/90 [00:1<0:1, {'1.5s/it' if n < 5 else '2.0it/s'}]"
-        for n in range(1, 30)
-    ]
-    found, _ = read(tmp_path, "\n".join(lines), "lightning")
-    assert found.value == pytest.approx(0.5)
-    assert found.unit is Unit.MICRO_STEP
-
-
 def test_of_a_long_log_the_last_part_is_read_and_the_beginning_tells_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,18 +194,44 @@ def test_the_longest_log_is_read_in_seconds(tmp_path: Path) -> None:
     assert time.process_time() - start_s < 10
 
 
-def test_colours_and_thousands(tmp_path: Path) -> None:
-    lines = (
-        f"\x1b[31mstep: {n:,}  \x1b[34mtps: 7,123  \x1b[35mmfu: 37 %" for n in range(998, 1010)
+#: Of bars that turn from seconds to rates, run on after an epoch, are drawn in full or have no end; of colours and
+#: thousands; of utilisation alone; of a summary.
+TURNING = "\n".join(
+    f"Epoch 0: 1%|x| {n}/90 [00:1<0:1, {'1.5s/it' if n < 5 else '2.0it/s'}]" for n in range(1, 30)
+)
+ENDLESS, DRAWN = (
+    "\r".join(line.format(e=e, n=n) for e in (0, 1) for n in range(1, 21))
+    for line in (
+        "Epoch {e}: : {n}it [00:25,  1.25it/s, v_num=0]",
+        "Epoch {e}/9  ━━━━━╸━━━ {n}/20 0:00:25 • 0:00:34 1.25it/s v_num: 0.000",
     )
-    found, _ = read(tmp_path, "\n".join(lines), "torchtitan")
-    assert (found.value, found.text) == (7123, "log: median of 11 lines")
+)
+COLOURS = "\n".join(
+    f"\x1b[31mstep: {n:,}  \x1b[34mtps: 7,123  \x1b[35mmfu: 37 %" for n in range(998, 1010)
+)
+UTILISED = "\n".join(f"step: {n}  mfu: 37%" for n in range(12))
 
 
-def test_a_log_of_utilisation_alone(tmp_path: Path) -> None:
-    found, _ = read(tmp_path, "\n".join(f"step: {n}  mfu: 37%" for n in range(12)), "torchtitan")
-    assert found.value == pytest.approx(0.37)
-    assert found.unit is Unit.MFU
+@pytest.mark.parametrize(
+    ("text", "name", "value", "unit", "said"),
+    [
+        (TURNING, "lightning", 0.5, Unit.MICRO_STEP, ""),
+        (ENDLESS, None, 0.8, Unit.MICRO_STEP, ""),
+        (DRAWN, None, 0.8, Unit.MICRO_STEP, ""),
+        (COLOURS, "torchtitan", 7123, Unit.TOKENS, "log: median of 11 lines"),
+        (UTILISED, "torchtitan", 0.37, Unit.MFU, ""),
+        ("{'train_steps_per_second': 0.4}", "hf", 0.4, Unit.STEPS, "log: its summary"),
+        ("  train_steps_per_second   =        0.4", "hf", 0.4, Unit.STEPS, "log: its summary"),
+    ],
+    ids=range(7),
+)
+def test_other_lines_of_trainers(
+    tmp_path: Path, text: str, name: str | None, value: float, unit: Unit, said: str
+) -> None:
+    found, _ = read(tmp_path, text, name)
+    assert found.value == pytest.approx(value)
+    assert found.unit is unit
+    assert found.text == said or not said
 
 
 def bars(*runs: tuple[int, int, float]) -> str:
@@ -241,28 +257,6 @@ def test_evaluations_with_more_bars_than_the_training_are_left_out(
     found, notes = read(tmp_path, bars((60, 60, 2.5), *evaluated), "hf")
     assert found.value == 2.5
     assert f"evaluation or another run: {625 * evaluations} of 625 steps" in notes[-1]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Epoch {e}: : {n}it [00:25,  1.25it/s, v_num=0]",
-        "Epoch {e}/9  ━━━━━╸━━━ {n}/20 0:00:25 • 0:00:34 1.25it/s v_num: 0.000",
-    ],
-)
-def test_other_bars_of_lightning(tmp_path: Path, line: str) -> None:
-    found, _ = read(
-        tmp_path, "\r".join(line.format(e=e, n=n) for e in (0, 1) for n in range(1, 21))
-    )
-    assert (found.value, found.unit) == (0.8, Unit.MICRO_STEP)
-
-
-@pytest.mark.parametrize(
-    "line", ["{'train_steps_per_second': 0.4}", "  train_steps_per_second   =        0.4"]
-)
-def test_a_summary_of_hf_is_enough(tmp_path: Path, line: str) -> None:
-    found, _ = read(tmp_path, line, "hf")
-    assert (found.value, found.unit, found.text) == (0.4, Unit.STEPS, "log: its summary")
 
 
 def test_a_log_whose_speed_changes_is_told(tmp_path: Path) -> None:

@@ -179,22 +179,12 @@ def test_failures_that_are_more_frequent_are_those_of_a_shorter_mean(spares: int
     assert mixed.unplanned_stops[1] == twice.unplanned_stops[1] > once.unplanned_stops[1]
 
 
-HOUR_S = 3600.0
 JOB = Job(
     devices=1,
     work_s=1000.0,
     checkpoint_interval_s=100.0,
     checkpoint_write_s=10.0,
     causes=(FailureCause(name="any", mtbf_device_s=1000.0),),
-)
-LONG_JOB = Job(
-    devices=100,
-    work_s=200 * HOUR_S,
-    checkpoint_interval_s=2 * HOUR_S,
-    checkpoint_write_s=120.0,
-    causes=(FailureCause(name="any", mtbf_device_s=2000 * HOUR_S),),
-    detection_s=300.0,
-    restart_s=900.0,
 )
 
 
@@ -233,8 +223,8 @@ def moments(job: Job) -> tuple[float, float]:
 def test_mean_and_spread_are_those_of_simulated_courses() -> None:
     """600 courses: the standard error of a spread is 3 %."""
     generators = [np.random.default_rng([7, k]) for k in range(600)]
-    ends_s = simulate_job(LONG_JOB, generators=generators).elapsed_s
-    mean_s, spread_s = moments(LONG_JOB)
+    ends_s = simulate_job(LONG, generators=generators).elapsed_s
+    mean_s, spread_s = moments(LONG)
     assert ends_s.mean() == pytest.approx(mean_s, rel=0.005)
     assert ends_s.std() == pytest.approx(spread_s, rel=0.12)
     deadline_s = mean_s + spread_s

@@ -14,7 +14,6 @@ from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, answer
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.hardware import LINK_SHARE, find_device, open_cluster, shipped_catalogue
-from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError, WrongArgument
@@ -338,34 +337,18 @@ def test_rounding_makes_nothing_faster() -> None:
     assert found.probability_faster == 0.25
 
 
-PROFILE = Path(__file__).parents[3] / "perfmodel/documents/machines/runs/dgx-h100.json"
-MACHINE = InferredDocument.read(PROFILE).machine
-TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
-
-
-def base(model: str = "llama2-7b", text: str = TEXT) -> Scenario:
-    return Scenario(
-        question=Question(
-            machine=MACHINE,
-            workload=read_model(model, sequence=None),
-            layout=parse_layout(text),
-            capacity_bytes=80 * 2**30,
-        )
-    )
-
-
-def large(scenario: ScenarioOutcome) -> LargeModelStep:
-    return existing(scenario.point.large_model)
-
-
-def compared(*settings: str) -> WhatIfDocument:
-    return compare_scenarios(scenarios_of(base(), settings))
-
-
 def test_every_layout_is_that_of_predict() -> None:
-    found = compared("tp=2,4", "micro_batch=2").scenarios
-    direct = answer(base().question.at(parse_layout(found[1].point.layout)))
+    path = ROOT / "perfmodel/documents/machines/runs/dgx-h100.json"
+    question = Question(
+        machine=InferredDocument.read(path).machine,
+        workload=read_model("llama2-7b", sequence=None),
+        layout=parse_layout("dp=64 zero=1 micro_batch=1 accumulation=16"),
+        capacity_bytes=80 * 2**30,
+    )
+    was = Scenario(question=question)
+    found = compare_scenarios(scenarios_of(was, ["tp=2,4", "micro_batch=2"])).scenarios
+    direct = answer(question.at(parse_layout(found[1].point.layout)))
     assert found[1].point.step_s == direct.step
-    contrast = existing(found[1].contrast)
-    tokens = [large(entry).tokens_per_s.nominal for entry in found]
-    assert contrast.throughput_ratio.nominal == pytest.approx(tokens[1] / tokens[0])
+    large = [existing(entry.point.large_model) for entry in found]
+    ratio = existing(found[1].contrast).throughput_ratio.nominal
+    assert ratio == pytest.approx(large[1].tokens_per_s.nominal / large[0].tokens_per_s.nominal)
