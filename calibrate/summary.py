@@ -71,6 +71,16 @@ def typical(values: Sequence[float] | FloatArray) -> float:
     return float(np.exp(np.add.reduce(_logs(values)) / len(values)))
 
 
+def typical_each(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Geometric mean of each row, of equal rows at once."""
+    if len({len(row) for row in rows}) != 1:
+        return [typical(row) for row in rows]
+    found: list[float] = np.exp(
+        np.add.reduce(_logs(np.array(rows)), axis=1) / len(rows[0])
+    ).tolist()
+    return found
+
+
 def estimate(values_s: Sequence[float]) -> Estimate:
     """Geometric mean, and the standard error of its logarithm, from one value per run."""
     count = len(values_s)

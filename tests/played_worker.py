@@ -1,5 +1,6 @@
 """Plays rank 0 of the worker: reads its work order and appends observations with invented times."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ def step_observation(
     return StepObservation(
         task=f"{repetition}: {setting.label}",
         round=repetition,
-        started_utc=0.0,
+        started_utc=time.time(),
         setting=setting,
         ranks=tuple(
             RankSteps(
@@ -58,7 +59,7 @@ def loop_observation(
     return LoopObservation(
         task=task or f"{repetition}: {setting.label}",
         round=repetition,
-        started_utc=0.0,
+        started_utc=time.time(),
         setting=setting,
         step_s=step_s,
         num_steps=NUM_STEPS,

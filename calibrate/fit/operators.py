@@ -13,7 +13,7 @@ from scipy.linalg.lapack import dlauum, dpotrf, dtpttr, dtrtri, dtrttp
 from scipy.optimize import minimize, nnls
 
 from calibrate.replays import StepKey, measured_steps, of_newest_traces, replayed_s, step_key
-from calibrate.summary import typical
+from calibrate.summary import typical, typical_each
 from perfmodel.cost import CurveDraws
 from perfmodel.cost.families import (
     TYPICAL_LENGTH,
@@ -357,7 +357,7 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    layers_s = [[typical(one.times_s) for one in layer.operators] for layer in layers]
+    layers_s = [typical_each([one.times_s for one in layer.operators]) for layer in layers]
     by_layer = [
         timings_of(layer, each_s, on_gpu=on_gpu)
         for layer, each_s in zip(layers, layers_s, strict=True)
@@ -510,20 +510,23 @@ def _left_out_error(
             replace(draft, families=families, curve_log_error=0.0), use_measured=False
         )
         for phase in (Phase.FORWARD, Phase.BACKWARD):
-            passes: list[tuple[list[tuple[Operator, int]], Seconds]] = []
+            passes: list[tuple[tuple[tuple[int, int], ...], Seconds]] = []
+            models: dict[tuple[tuple[int, int], ...], list[tuple[Operator, int]]] = {}
             for index in left_out:
                 timed = zip(layers[index].operators, layers_s[index], strict=True)
                 ran = [(one, time_s) for one, time_s in timed if one.phase is phase]
-                calls = [(one.operator, one.num_calls) for one, _ in ran]
-                passes.append((calls, sum(one.num_calls * time_s for one, time_s in ran)))
+                # Equal operators are one: whatever every round times again is predicted once.
+                model = tuple((id(one.operator), one.num_calls) for one, _ in ran)
+                models.setdefault(model, [(one.operator, one.num_calls) for one, _ in ran])
+                passes.append((model, sum(one.num_calls * time_s for one, time_s in ran)))
             # Curves are read once for all models.
-            costs.durations((call for calls, _ in passes for call in calls), phase)
-            for calls, real_s in passes:
-                if not calls:
+            costs.durations((call for calls in models.values() for call in calls), phase)
+            found = {model: costs.phase(calls, phase) for model, calls in models.items() if calls}
+            for model, real_s in passes:
+                if model not in found:
                     continue
-                found = costs.phase(calls, phase)
-                error = math.log(max(found.time_s, _SMALLEST_S) / max(real_s, _SMALLEST_S))
-                excess.append(error**2 - found.relative_error**2)
+                error = math.log(max(found[model].time_s, _SMALLEST_S) / max(real_s, _SMALLEST_S))
+                excess.append(error**2 - found[model].relative_error ** 2)
     return max(_SMALLEST_ERROR, math.sqrt(max(0.0, float(np.mean(excess)))))
 
 

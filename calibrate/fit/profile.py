@@ -1,5 +1,7 @@
 """From raw observations to a profile: every fit in one place, repeatable on stored data."""
 
+import datetime as dt
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -62,6 +64,7 @@ def fit_profile(
 ) -> ProfileDocument:
     """Fit a profile to a file of raw observations; ``provenance`` may follow from its environment.
 
+    One that follows is as old as the last measurement: fitted again, a calibration is no younger.
     ``MeasurementFailed`` if there are no training steps to fit.
     """
     observations = read_observations(observations_path)
@@ -70,7 +73,6 @@ def fit_profile(
         each_s = event_s(map(_rate, _of(observations, ComputeObservation)))
         observations = [without_events(entry, each_s) for entry in observations]
     environment = recorded_environment(observations)
-    made = provenance if isinstance(provenance, Provenance) else provenance(environment)
     steps = _of(observations, StepObservation)
     traced = _of(observations, WorkloadObservation)
     if not steps or not traced:
@@ -84,6 +86,9 @@ def fit_profile(
             f"{observations_path}: must hold the trace of every workload with steps, got none of "
             f"{', '.join(sorted(names))}; continue with --resume"
         )
+    made = provenance if isinstance(provenance, Provenance) else provenance(environment)
+    if made is not provenance:
+        made = made.model_copy(update={"created_utc": _measured_utc(steps)})
     draft = _draft(observations, environment)
     draft = replace(
         draft,
@@ -118,6 +123,13 @@ def fit_profile(
         observations_sha256=file_sha256(observations_path),
         machine=replace(fitted, layouts=fit_layouts(fitted, _of(observations, LayoutObservation))),
     )
+
+
+def _measured_utc(steps: Iterable[StepObservation]) -> str:
+    """When the last step of a campaign began; of a clock that was wrong, now at the latest."""
+    last = max(entry.started_utc for entry in steps)
+    started = dt.datetime.fromtimestamp(min(max(0.0, last), time.time()), dt.UTC)
+    return started.isoformat(timespec="seconds")
 
 
 def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> MeasuredMachine:

@@ -52,6 +52,8 @@ STRICT = ConfigDict(
 #: Every digit as 0, and more of them than an integer may have.
 _DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER: Final = b"0" * (MOST_DIGITS + 1)
+_OF_NUMBERS: Final = b"0123456789+-.eE"
+_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 #: Pydantic's names of errors.
 _UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_KIND: Final = "union_tag_not_found"
@@ -259,7 +261,8 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
     with reading(path, what):
         # As bytes: text would also be split at the line separators of Unicode.
         lines = read_bytes(path).split(b"\n")
-    found = []
+    found: list[_Line] = []
+    shapes: set[bytes] = set()
     # What stands after the last line end is empty, or half an object.
     *lines, rest = lines
     if rest.strip() and not (lines and rest.startswith(b"{")):
@@ -268,7 +271,7 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
         )
     for number, line in enumerate(lines, start=1):
         try:
-            if not _is_surely_strict(line):
+            if not _is_surely_strict(line, shapes):
                 parse_json(line.decode())
             found.append(kind.validate_json(line, strict=True))
         except ValueError as error:
@@ -277,21 +280,29 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
     return found
 
 
-def _is_surely_strict(line: bytes) -> bool:
+def _is_surely_strict(line: bytes, shapes: set[bytes]) -> bool:
     """Whether JSON surely keeps the rules of ``parse_json`` on keys and numbers; depth is what its schema allows.
 
     Written again, a quotation mark stays one, unless it was written as a number of Unicode. Of a key that stands
-    twice one is gone, with its marks.
+    twice one is gone, with its marks. Keys that differ without their digits differ with them: of lines alike but for
+    numbers one is written. ``shapes``: of those written.
     """
     marks = line.count(b'"')
     if b"\\u" in line or marks > 2 * MOST_KEYS or len(line) > MOST_VALUES:
         return False
     if _LONG_NUMBER in line.translate(_DIGITS):
         return False
+    shape = line.translate(None, _OF_NUMBERS)
+    if shape in shapes:
+        return True
+    bare = _TEXT.sub(lambda text: text[0].translate(None, _OF_NUMBERS), line)
     try:
-        return to_json(from_json(line)).count(b'"') == marks
+        if to_json(from_json(bare)).count(b'"') != marks:
+            return False
     except ValueError:
         return False
+    shapes.add(shape)
+    return True
 
 
 def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:

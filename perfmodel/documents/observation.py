@@ -4,6 +4,7 @@ Durations are stored to a tenth of a nanosecond, finer than any clock ticks: the
 arithmetic of floats, and nearly half of a packed file.
 """
 
+import functools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -223,10 +224,16 @@ class ReplayObservation(Taken):
     """Both in records of earlier versions alone; unused."""
 
 
+@functools.lru_cache(maxsize=8192)
+def _once(operator: Operator) -> Operator:
+    """The same for equal ones, which every round times again."""
+    return operator
+
+
 class IsolatedOperator(Record):
     """One operator of a single layer, or of a model drawn at random. [s]"""
 
-    operator: Operator
+    operator: Annotated[Operator, AfterValidator(_once)]
     phase: Phase
     times_s: _SomeDurations
     """Inside a step that consists of such layers, or of the model; a mean over its calls."""

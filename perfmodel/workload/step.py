@@ -177,6 +177,10 @@ USUAL_METHOD: Final = StepMethod(
 )
 
 
+#: Operators of one step; 126 layers of 405 G parameters call some 20,000.
+MOST_CALLS: Final = 250_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Calls in a row that repeat: the layers of a model are stored once."""
@@ -344,7 +348,9 @@ class SymbolicStep(_Step):
     """Samples of the batch that came with the model, if one did."""
 
     def __post_init__(self) -> None:
-        """Refuse a position of a tensor or of an operator that the step does not have."""
+        """Refuse a position of a tensor or of an operator that the step does not have, and steps too long to divide."""
+        num_calls = sum(segment.count * len(segment.calls) for segment in self.segments)
+        check_within("calls", num_calls, 0, MOST_CALLS)
         for operator in self.operators:
             for tensor in operator.inputs + operator.outputs:
                 check_within("tensor", tensor, 0, len(self.tensors) - 1)

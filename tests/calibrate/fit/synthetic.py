@@ -1,5 +1,6 @@
 """Observations of a machine whose every parameter is known, with noise of steps and of runs."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -90,7 +91,7 @@ class Calibration:
         return StepObservation(
             task=f"{index}: {setting.label}",
             round=index,
-            started_utc=0.0,
+            started_utc=time.time(),
             setting=setting,
             ranks=tuple(
                 RankSteps(

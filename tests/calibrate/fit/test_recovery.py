@@ -1,5 +1,6 @@
 """Fits give back the parameters that the observations were made from."""
 
+import datetime as dt
 import math
 from dataclasses import replace
 from functools import cache
@@ -13,7 +14,7 @@ import pytest
 from calibrate.fit.ddp import _bucket_solution, fit_bucket_costs, fit_ddp, prior_speeds
 from calibrate.fit.profile import fit_profile
 from calibrate.summary import Repetition
-from perfmodel.documents.observation import WorkloadObservation
+from perfmodel.documents.observation import StepObservation, WorkloadObservation
 from perfmodel.errors import IncomparableRuns, MeasurementFailed
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, OverlapProfile
@@ -57,6 +58,25 @@ def test_steps_of_a_workload_without_a_trace_are_refused(tmp_path: Path) -> None
     append(path, *(each for each in entries if each is not lost))
     with pytest.raises(MeasurementFailed, match=f"got none of {lost.workload.name}; continue"):
         fit_profile(path, provenance=PROVENANCE)
+
+
+@pytest.mark.parametrize(("started_utc", "year"), [(1.7e9, 2023), (-1e300, 1970), (1e300, None)])
+def test_fitted_again_a_calibration_is_as_old_as_its_last_step(
+    tmp_path: Path, started_utc: float, year: int | None
+) -> None:
+    """Else fitting again would start the wait for another occasion again, and hide that machines change."""
+    calibration = Calibration(machine=MACHINE, seed=0, num_ranks=1)
+    entries = [
+        each.model_copy(update={"started_utc": started_utc})
+        if isinstance(each, StepObservation)
+        else each
+        for each in calibration.observations()
+    ]
+    path = append(tmp_path / "observations.jsonl", *entries)
+    found = fit_profile(path, provenance=lambda _: PROVENANCE)
+    made = dt.datetime.fromisoformat(found.machine.origin.made_utc)
+    assert made.year == (year or dt.datetime.now(dt.UTC).year)
+    assert made <= dt.datetime.now(dt.UTC)
 
 
 @seeds

@@ -255,6 +255,30 @@ def test_a_broken_line_in_the_middle_is_named_by_its_number(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("sound", "twice"),
+    [
+        ('"a1":1,"a2":2', '"a1":1,"a1":2'),
+        ('"a":1,"\\"-1":2', '"\\"-1":1,"\\"-1":2'),
+        ('"a":{"b":0.1}', '"a":{"b":1e-3},"a":3'),
+    ],
+)
+def test_a_key_that_stands_twice_is_found_in_lines_like_others(
+    tmp_path: Path, sound: str, twice: str
+) -> None:
+    """Lines that differ in numbers alone are read strictly once."""
+    path = tmp_path / "observations.jsonl"
+    lines = [
+        f'{{"kind":"environment","task":"e","round":{number},"facts":{{{facts}}}}}'
+        for number, facts in enumerate((sound, sound, twice))
+    ]
+    path.write_text("\n".join(lines[:2]) + "\n", encoding="utf-8")
+    assert len(read_observations(path)) == 2
+    append_line(path, lines[2])
+    with pytest.raises(InvalidDocument, match="line 3: every key must stand once"):
+        read_observations(path)
+
+
 def test_a_task_that_is_recorded_twice_is_named(tmp_path: Path) -> None:
     """Two campaigns filled one folder: their runs are not those of one plan."""
     path = tmp_path / "observations.jsonl"

@@ -97,3 +97,12 @@ def test_what_a_step_does_not_have_is_refused(place: str, position: int) -> None
     }
     with pytest.raises(ValueError, match=place):
         replace(step, **changes[place])
+
+
+def test_a_step_that_repeats_its_calls_for_ever_is_refused() -> None:
+    """Each call is placed in its unit: 1e29 of them would take all time."""
+    step = traced()
+    [first, *others] = step.segments
+    with pytest.raises(ValueError, match="calls must be <= 250,000, got 2700"):
+        replace(step, segments=(replace(first, count=9 * 10**29), *others))
+    assert replace(step, segments=(replace(first, count=1000), *others)).call_counts()
