@@ -173,6 +173,25 @@ def _recurrent(draw: random.Random) -> tuple[int, ...]:
             return samples, length, width, hidden
 
 
+def _cells(draw: random.Random) -> tuple[int, ...]:
+    """Cells that run step by step; gates: those of a GRU, or the one of a plain network."""
+    while True:
+        samples, length = _between(draw, 1, 256), _between(draw, 8, 32)
+        width, hidden = _width(draw, 16, 256), _width(draw, 16, 320)
+        gates = draw.choice((3, 3, 1))
+        if 2.0 * gates * samples * length * hidden * (width + hidden) <= 1e9:
+            return samples, length, width, hidden, gates
+
+
+def _bags(draw: random.Random) -> tuple[int, ...]:
+    """Bags, rows of each, rows and width of the table, and whether their mean is taken."""
+    while True:
+        samples, each = _between(draw, 2, 512), _between(draw, 1, 128)
+        vocabulary, width = _between(draw, 50, 20_000), _width(draw, 8, 256)
+        if samples * each * width <= 1e7 and vocabulary * width <= 5e6:
+            return samples, each, vocabulary, width, draw.choice((0, 1))
+
+
 def _embedding(draw: random.Random) -> tuple[int, ...]:
     return _between(draw, 16, 4096), _between(draw, 500, 20_000), _width(draw, 64, 768)
 
@@ -230,13 +249,15 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
     "rotate": (10, _attention),
     "bias": (8, _on_rows),
     "group_norm": (8, _image),
-    "recurrent": (12, _recurrent),
+    "recurrent": (24, _recurrent),
     "upsample": (8, _image),
+    "cells": (16, _cells),
+    "bags": (24, _bags),
 }
 
 
-#: One operator of oneDNN, which GPUs do not have.
-_ON_CPU_ALONE: Final = ("recurrent",)
+#: One operator of oneDNN, which GPUs do not have, cells that are one kernel there, and what their drawn models tell.
+_ON_CPU_ALONE: Final = ("recurrent", "cells", "bags")
 #: Elements of the largest tensor of a layer on a GPU: smaller ones are shorter than their launch, larger ones no
 #: longer per element ...
 _GPU_ELEMENTS: Final = 1e6, 3e8

@@ -231,6 +231,20 @@ def _recurrent(layer: Layer) -> BuiltLayer:
     return BuiltLayer(module=module, inputs=inputs, act=lambda values: module(values)[0])
 
 
+def _cells(layer: Layer) -> BuiltLayer:
+    samples, length, width, hidden, gates = layer.sizes
+    module = (nn.RNN if gates == 1 else nn.GRU)(width, hidden, batch_first=True)
+    inputs = (torch.randn(samples, length, width),)
+    return BuiltLayer(module=module, inputs=inputs, act=lambda values: module(values)[0])
+
+
+def _bags(layer: Layer) -> BuiltLayer:
+    samples, each, vocabulary, width, takes_mean = layer.sizes
+    module = nn.EmbeddingBag(vocabulary, width, mode="mean" if takes_mean else "sum")
+    indices = torch.randint(0, vocabulary, (samples, each))
+    return BuiltLayer(module=module, inputs=(indices,), act=module)
+
+
 def _concatenate(layer: Layer) -> BuiltLayer:
     samples, _, *image = _square(layer)
     shapes = _square(layer), (samples, 32, *image)
@@ -277,6 +291,8 @@ _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "loss": _loss,
     "embedding": _embedding,
     "recurrent": _recurrent,
+    "cells": _cells,
+    "bags": _bags,
     "concatenate": _concatenate,
     # Channels last and a copy, as between convolutions and transformers.
     "permute": _elementwise(lambda image: image.permute(0, 2, 3, 1).contiguous() * 2),
@@ -464,11 +480,14 @@ def _measured(
         for durations_s in [last_s] if is_long else [timed_pass() for _ in range(_PASSES)]:
             for call, duration_s in zip(passes.flow.calls, durations_s, strict=True):
                 times[call.operator, call.phase].append(duration_s)
+    counts = chain.step.call_counts()
     return [
         IsolatedOperator(
             operator=chain.step.operators[key[0]],
             phase=key[1],
             times_s=tuple(all_s),
+            # What a cell does in every step finds its data in the caches.
+            num_calls=counts[key] // repeats,
         )
         for key, all_s in times.items()
         if key in chain.timed and key[0] not in passes.failed

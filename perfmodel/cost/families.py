@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Bytes
-from perfmodel.workload import ELEMENT_BYTES, Operator, TensorSpec, base_name, parsed
+from perfmodel.workload import BAGS, ELEMENT_BYTES, Operator, TensorSpec, base_name, parsed
 
 #: Vectorised kernels that do the same per element, whatever their name; others keep their own name.
 _POINTWISE: Final = frozenset(
@@ -55,6 +55,7 @@ _LOOKS_UP: Final = (
 #: Kernels that go row by row, however short the rows are.
 _BY_ROW: Final = frozenset(
     {
+        *BAGS,  # which sort their indices, too
         *("native_layer_norm", "native_layer_norm_backward", *_LOOKS_UP),
         *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
     }
@@ -442,8 +443,10 @@ def _batch_norm(operator: Operator) -> tuple[float, ...]:
 
 
 def _num_rows(operator: Operator) -> float:
-    """Of the largest tensor; of a loss one a target."""
+    """Of the largest tensor; of a loss one a target, of bags one an index."""
     kind = _kind(operator)
+    if kind in BAGS:
+        return operator.inputs[1].num_elements
     if kind in _LOOKS_UP:
         return _targets(operator).num_elements
     largest = _largest_input(operator)
@@ -480,6 +483,8 @@ def _by_size(operator: Operator) -> tuple[float, ...]:
     """Bytes in and out, the innermost size, and whether reading jumps."""
     specs = operator.inputs or operator.outputs
     largest = max(specs, key=lambda spec: spec.num_elements, default=None)
+    if _kind(operator) in BAGS:
+        largest = specs[0]  # however many indices there are
     shape = (largest.shape if largest is not None else ()) or (1,)
     result = (operator.outputs or operator.inputs or (None,))[0]
     rank = result.shape if result is not None and result.shape else (1,)

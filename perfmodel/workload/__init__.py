@@ -239,6 +239,10 @@ _READS_NOTHING: Final = frozenset(
 )
 #: Operators that read as much of their first tensor as they return.
 _READS_WHAT_IT_RETURNS: Final = frozenset({"embedding", "index", "index_select", "gather"})
+#: Operators that read a row of their first tensor for each integer of the second: of a table, or of a bag's gradient.
+BAGS: Final = frozenset(
+    {"_embedding_bag", "_embedding_bag_backward", "_embedding_bag_dense_backward"}
+)
 #: Operators that write only the part of their first tensor that the last one covers.
 _WRITES_A_PART: Final = frozenset({"index_put_", "_index_put_impl_", "index_add_", "scatter_add_"})
 
@@ -260,6 +264,10 @@ def traffic_bytes(
         return 0, written
     if base in _READS_WHAT_IT_RETURNS:
         return written + sum(spec.size_bytes for spec in inputs[1:]), written
+    if base in BAGS:
+        row_bytes = inputs[0].shape[-1] * ELEMENT_BYTES[inputs[0].dtype]
+        read = inputs[1].num_elements * row_bytes + sum(spec.size_bytes for spec in inputs[1:])
+        return read, written
     if base in _WRITES_A_PART:
         part = inputs[-1].size_bytes
         return part + sum(spec.size_bytes for spec in inputs[1:]), part

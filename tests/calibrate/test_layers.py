@@ -41,6 +41,7 @@ SIZES: dict[tuple[int, ...], tuple[str, ...]] = {
     (2, 2, 8, 16, 1): ("attention", "rotate"),
     (2, 8, 6, 2, 2): ("max_pool", "average_pool"),
     (6, 50, 16): ("embedding",),
+    (2, 4, 8, 16, 3): ("cells",),
     (6, 16): ("rms_norm", "layer_norm", "gelu", "gelu_tanh", "softmax", "dropout", "bias", "loss"),
     (2, 8, 5): (
         *(
@@ -56,6 +57,8 @@ SIZES: dict[tuple[int, ...], tuple[str, ...]] = {
     ),
 }
 RECURRENT = Layer(kind="recurrent", sizes=(2, 4, 8, 16))
+BAGS = Layer(kind="bags", sizes=(4, 3, 50, 16, 1))
+CELLS = Layer(kind="cells", sizes=(2, 4, 8, 16, 3))
 SMALL = tuple(Layer(kind=kind, sizes=sizes) for sizes, kinds in SIZES.items() for kind in kinds)
 
 
@@ -140,6 +143,8 @@ def test_every_kind_of_the_grid_is_tried_here() -> None:
     alike = {"grouped", "relu", "silu", "hardswish", "sigmoid", "elu"}
     # Backward it reads a workspace that forward it left, and records do not hold.
     alike.add(RECURRENT.kind)
+    # What begins a bag follows from the operators before it.
+    alike.add(BAGS.kind)
     assert planned - alike == {layer.kind for layer in SMALL}
 
 
@@ -305,6 +310,8 @@ LAYERS = (
     Layer(kind="embedding", sizes=(6, 50, 16)),
     Layer(kind="loss", sizes=(6, 16)),
     RECURRENT,
+    CELLS,
+    BAGS,
 )
 
 
@@ -358,6 +365,9 @@ def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
     }
     assert {(entry.operator.name, entry.phase) for entry in measured} == expected
     assert min(len(entry.times_s) for entry in measured) == num_times
+    # Gates of a cell in each of four instants.
+    counts = {entry.operator.name: entry.num_calls for entry in measured}
+    assert (counts["aten.sigmoid_.default"], counts["aten.relu.default"]) == (8, 1)
     assert all(min(entry.times_s) > 0 for entry in measured)
 
 

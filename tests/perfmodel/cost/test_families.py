@@ -145,6 +145,13 @@ def test_work_is_a_call_its_flop_and_bytes_of_four_kinds() -> None:
     # An embedding reads less than its table.
     table = operator("aten.embedding.default", (spec(1000, 8), spec(2)), (spec(2, 8),))
     assert work(table) == (1.0, 0.0, 64.0 + 8.0, 0.0, 64, 0.0)
+    # Bags sort their indices and go from row to row.
+    bags = operator(
+        "aten._embedding_bag.default",
+        (spec(1000, 8), TensorSpec(shape=(6,), dtype="int64")),
+        (spec(2, 8),),
+    )
+    assert work(bags) == (1.0, 0.0, 6 * 32.0 + 6 * 8.0, 0.0, 64, 6)
     # A tenth of all bytes bears a tenth of what a step costs by itself.
     assert optimizer_work(400, 4000) == (1.0, 400.0, 0.1)
     assert optimizer_work(0, 0) == (1.0, 0.0, 0.0)

@@ -22,6 +22,15 @@ def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = N
         ("clone", [spec(4, 10, stride=(0, 1))], [spec(4, 10)], (), (40, 160)),
         # Of a table only the rows asked for: 3 rows of 5 values, and 3 indices.
         ("embedding", [spec(1000, 5), spec(3, dtype="int64")], [spec(3, 5)], (), (60 + 24, 60)),
+        # 4 rows of 5 values, and 4 indices; backward the gradient of a bag for each of its rows.
+        ("_embedding_bag", [spec(1000, 5), spec(4, dtype="int64")], [spec(2, 5)], (), (112, 40)),
+        (
+            "_embedding_bag_backward",
+            [spec(2, 5), spec(4, dtype="int64")],
+            [spec(1000, 5)],
+            (),
+            (112, 20_000),
+        ),
     ],
 )
 def test_each_tensor_moves_once(
