@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.device import Cpu
-from calibrate.layers import Layer, is_optimizer, planned_layers
+from calibrate.layers import ZEROS, Layer, is_optimizer, planned_layers
 from calibrate.probes import Session, compute, layers
 from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.layers import (
@@ -160,7 +160,7 @@ def test_optimizers_are_timed_from_biases_to_tables(
             assert 1 <= count <= 200
             assert 16 <= size <= count * size <= 6e7
             sizes.setdefault(layer.kind, []).append(size)
-        assert len(sizes) == 6
+        assert len(sizes) == 8
         assert all(min(each) <= smallest and max(each) >= largest for each in sizes.values())
 
 
@@ -378,6 +378,8 @@ def test_every_implementation_of_an_optimizer_is_timed(
     monkeypatch.setattr(compute, "LONG_S", long_s)
     for implementation in ("loop", "foreach", "fused"):
         layer = Layer(kind=f"adamw {implementation}", sizes=(3, 64))
+        zeros = replace(layer, kind=f"{layer.kind}{ZEROS}")
+        assert measure_optimizer(session(), zeros, Evictor(Cpu())).is_of_zeros
         point = measure_optimizer(session(), layer, Evictor(Cpu()))
         assert (point.optimizer, point.implementation) == ("adamw", implementation)
         assert (point.num_tensors, point.tensor_bytes) == (3, 256)
