@@ -43,8 +43,7 @@ def planned_layers(
         for _ in range(max(1, round(share * weights.get(kind, 1.0) * count)))
     ]
     thinned = share if optimizer_share is None else optimizer_share
-    optimizers = _OPTIMIZERS if device_kind != "cpu" else _OPTIMIZERS | _OF_ZEROS
-    for kind, count in optimizers.items():
+    for kind, count in _OPTIMIZERS.items():
         number = math.ceil(thinned * count)
         layers += [Layer(kind=kind, sizes=_tensors(draw, at, number)) for at in range(number)]
     if device_kind != "cpu":
@@ -60,7 +59,7 @@ def planned_layers(
 
 def is_optimizer(layer: Layer) -> bool:
     """Whether a point of the grid is an optimizer's step."""
-    return layer.kind.split()[0] in OPTIMIZERS
+    return layer.kind in _OPTIMIZERS
 
 
 def _between(draw: random.Random, low: float, high: float) -> int:
@@ -215,9 +214,6 @@ _OPTIMIZERS: Final = {
     for name, row in OPTIMIZERS.items()
     for implementation in row.implementations
 }
-#: Of gradients of 0, where an update takes roots: on a processor those of 0 take ten times as long as others.
-ZEROS: Final = " zeros"
-_OF_ZEROS: Final = {f"adamw {name}{ZEROS}": 10 for name in ("loop", "foreach")}
 #: By kind, how many layers a full grid has, more where shapes have more dimensions, and how their sizes are drawn.
 _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] = {
     "convolution": (178, _convolution),

@@ -426,9 +426,7 @@ def timings_of(
             moved_bytes=OPTIMIZERS[point.optimizer].passes * size,
             units=optimizer_work(size, size * point.num_tensors),
         )
-        groups[
-            optimizer_family(point.optimizer, point.implementation, of_zeros=point.is_of_zeros)
-        ].append(timing)
+        groups[optimizer_family(point.optimizer, point.implementation)].append(timing)
     return groups
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Device
-from calibrate.layers import ZEROS, Layer
+from calibrate.layers import Layer
 from calibrate.probes import LONG_S, Session, repeats_within
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask
 from perfmodel.documents.observation import (
@@ -429,8 +429,7 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
     Since its last step a whole forward and backward pass went through the caches, and the gradients
     were newly allocated.
     """
-    is_of_zeros = layer.kind.endswith(ZEROS)
-    name, implementation = layer.kind.removesuffix(ZEROS).split()
+    name, implementation = layer.kind.split()
     count, size = layer.sizes
     parameters = [nn.Parameter(torch.zeros(size, device=session.device)) for _ in range(count)]
     optimizer = make_optimizer(parameters, name=name, implementation=implementation)
@@ -438,7 +437,7 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
     def timed_step() -> Seconds:
         evictor.evict()
         for parameter in parameters:
-            parameter.grad = torch.full_like(parameter, 0.0 if is_of_zeros else _ORDINARY)
+            parameter.grad = torch.full_like(parameter, _ORDINARY)
         (time_s,) = session.time_repeats(lambda: _step(optimizer), repeats=1)
         return time_s
 
@@ -450,7 +449,6 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
         num_tensors=count,
         tensor_bytes=4 * size,
         times_s=tuple(times_s),
-        is_of_zeros=is_of_zeros,
     )
 
 

@@ -9,7 +9,7 @@ operator is timed where it stands.
 
 import functools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -480,14 +480,14 @@ def _measured(
         for durations_s in [last_s] if is_long else [timed_pass() for _ in range(_PASSES)]:
             for call, duration_s in zip(passes.flow.calls, durations_s, strict=True):
                 times[call.operator, call.phase].append(duration_s)
-    counts = chain.step.call_counts()
+    calls_by_layer = [Counter(layer.calls) for layer in layers]
     return [
         IsolatedOperator(
             operator=chain.step.operators[key[0]],
             phase=key[1],
             times_s=tuple(all_s),
-            # What a cell does in every step finds its data in the caches.
-            num_calls=counts[key] // repeats,
+            # What a cell does in every step finds its data in the caches; what another layer does, does not.
+            num_calls=max(calls[chain.step.operators[key[0]], key[1]] for calls in calls_by_layer),
         )
         for key, all_s in times.items()
         if key in chain.timed and key[0] not in passes.failed

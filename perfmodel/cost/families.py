@@ -289,9 +289,9 @@ def optimizer_work(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, ...]:
     return 1.0, float(size_bytes), size_bytes / max(1, total_bytes)
 
 
-def optimizer_family(optimizer: str, implementation: str, *, of_zeros: bool = False) -> str:
-    """Which timings tell about a step of this optimizer; ``of_zeros``: over gradients that always were 0."""
-    return f"{_OPTIMIZER}{optimizer} {implementation}{' of zeros' if of_zeros else ''}"
+def optimizer_family(optimizer: str, implementation: str) -> str:
+    """Which timings tell about a step of this optimizer."""
+    return f"{_OPTIMIZER}{optimizer} {implementation}"
 
 
 def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +24,7 @@ from perfmodel.cost.families import (
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredStep, OperatorCosts, OperatorFamily
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload import ELEMENT_BYTES, Operator, Phase, base_name
+from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.step import (
     ADAMW,
     OPTIMIZERS,
@@ -46,10 +46,6 @@ _UNCERTAINTY_PER_EFOLD = 0.1
 #: Uncertainty, in log, of an extrapolated kernel of a GPU, beside what its curve says: those of an H200 said 0.7 and
 #: were off by 1.1 (root mean square over nine drawn models). A prior for other GPUs.
 _FAR_LOG_ERROR = 0.8
-#: They name rows of their first tensor.
-_LOOKUPS = frozenset({"embedding", "_embedding_bag"})
-#: Different batches that a training has seen when its steps are timed: assumed, a few. Later rows are named in time.
-_BATCHES_BEFORE = 3
 #: Typical time over the roofline of memory for operators without a family.
 _UNKNOWN_RATIO = 2.0
 
@@ -302,16 +298,6 @@ class OperatorDurations:
         method = step.method
         kind = optimizer_family(method.optimizer, method.optimizer_implementation)
         durations = self._optimizer_durations(kind, method.optimizer, trained)
-        of_zeros = optimizer_family(
-            method.optimizer, method.optimizer_implementation, of_zeros=True
-        )
-        if of_zeros in self._families:
-            zeros = self._optimizer_durations(of_zeros, method.optimizer, trained)
-            shares = _never_named(step, trained)
-            durations = [
-                replace(own, time_s=own.time_s + share * max(0.0, zero.time_s - own.time_s))
-                for own, zero, share in zip(durations, zeros, shares, strict=True)
-            ]
         return self._summed(durations, [1] * len(durations), names=[kind] * len(durations))
 
     def optimizer_work_s(self, step: TracedStep) -> Seconds:
@@ -352,28 +338,6 @@ class OperatorDurations:
 
 def _sizes_bytes(parameters: Iterable[TracedParameter]) -> list[Bytes]:
     return [each.num_elements * ELEMENT_BYTES[each.dtype] for each in parameters]
-
-
-def _never_named(step: TracedStep, trained: Sequence[TracedParameter]) -> list[float]:
-    """Share of each parameter in rows of a table that no batch has named since training began.
-
-    exp(-batches * lookups per batch / rows)
-    """
-    lookups: dict[tuple[int, ...], float] = {}
-    tables = Counter(parameter.shape for parameter in trained)
-    for (position, phase), count in step.call_counts().items():
-        operator = step.operators[position]
-        if phase is Phase.FORWARD and base_name(operator.name) in _LOOKUPS:
-            lookups[operator.inputs[0].shape] = operator.inputs[1].num_elements
-        elif phase is Phase.FORWARD:
-            # A product has gradients of all of a parameter.
-            tables.subtract({spec.shape: count for spec in operator.inputs})
-    shares = []
-    for shape in (parameter.shape for parameter in trained):
-        is_table = shape in lookups and tables[shape] > 0
-        tables[shape] -= 1
-        shares.append(math.exp(-_BATCHES_BEFORE * lookups[shape] / shape[0]) if is_table else 0.0)
-    return shares
 
 
 def _traffic_bytes(optimizer: str, sizes_bytes: Sequence[Bytes]) -> list[Bytes]:

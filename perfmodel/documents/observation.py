@@ -250,8 +250,6 @@ class OptimizerPoint(Record):
     tensor_bytes: PositiveInt
     times_s: _SomeDurations
     """As it follows a backward pass."""
-    is_of_zeros: bool = False
-    """Whether gradients are 0, as of rows of a table that no batch has named."""
 
 
 class HostSteps(Record):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.device import Cpu
-from calibrate.layers import ZEROS, Layer, is_optimizer, planned_layers
+from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes import Session, compute, layers
 from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.layers import (
@@ -160,7 +160,7 @@ def test_optimizers_are_timed_from_biases_to_tables(
             assert 1 <= count <= 200
             assert 16 <= size <= count * size <= 6e7
             sizes.setdefault(layer.kind, []).append(size)
-        assert len(sizes) == 8
+        assert len(sizes) == 6
         assert all(min(each) <= smallest and max(each) >= largest for each in sizes.values())
 
 
@@ -356,7 +356,8 @@ def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
 ) -> None:
     """Three times in each pass: one pass of a row that takes long, two of others."""
     monkeypatch.setattr(layers, "LONG_S", long_s)
-    measured = chain_operators(session(), LAYERS, Evictor(Cpu()))
+    # Two layers of one shape are timed together.
+    measured = chain_operators(session(), [*LAYERS, LAYERS[1]], Evictor(Cpu()))
     expected = {
         (operator.name, phase)
         for layer in LAYERS
@@ -365,7 +366,7 @@ def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
     }
     assert {(entry.operator.name, entry.phase) for entry in measured} == expected
     assert min(len(entry.times_s) for entry in measured) == num_times
-    # Gates of a cell in each of four instants.
+    # Within one layer: gates of a cell in each of four instants.
     counts = {entry.operator.name: entry.num_calls for entry in measured}
     assert (counts["aten.sigmoid_.default"], counts["aten.relu.default"]) == (8, 1)
     assert all(min(entry.times_s) > 0 for entry in measured)
@@ -378,8 +379,6 @@ def test_every_implementation_of_an_optimizer_is_timed(
     monkeypatch.setattr(compute, "LONG_S", long_s)
     for implementation in ("loop", "foreach", "fused"):
         layer = Layer(kind=f"adamw {implementation}", sizes=(3, 64))
-        zeros = replace(layer, kind=f"{layer.kind}{ZEROS}")
-        assert measure_optimizer(session(), zeros, Evictor(Cpu())).is_of_zeros
         point = measure_optimizer(session(), layer, Evictor(Cpu()))
         assert (point.optimizer, point.implementation) == ("adamw", implementation)
         assert (point.num_tensors, point.tensor_bytes) == (3, 256)

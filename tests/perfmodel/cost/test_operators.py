@@ -13,10 +13,9 @@ from perfmodel.cost.families import called_features, features, optimizer_feature
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
-from perfmodel.workload import Call, Operator, Phase
+from perfmodel.workload import Operator, Phase
 from perfmodel.workload.step import (
     OPTIMIZERS,
-    Segment,
     TracedStep,
     calls_signature,
     parameters_signature,
@@ -258,27 +257,6 @@ def test_an_update_costs_each_tensor_its_call_its_bytes_and_its_share_of_a_step(
     assert (in_place.time_s, in_place.evidence) == (4.0, Evidence.MEASURED)
     assert in_place.relative_error == pytest.approx(math.hypot(0.3, 0.01))
     assert OperatorDurations(profile, use_measured=False).optimizer(step) == found
-
-
-def test_rows_that_no_batch_named_are_updated_as_zeros_are() -> None:
-    """Three batches of 50 lookups in 150 rows leave 1 / e of a table, nothing of a product's weight."""
-    step = updated()
-    table, head = (replace(p, shape=(150, 8)) for p in step.parameters[:2])
-    bag = operator("aten._embedding_bag.default", (spec(150, 8), spec(50)), (spec(10, 8),))
-    product = operator("aten.t.default", (spec(150, 8),), (spec(8, 150),))
-    calls = tuple(Call(operator=at, phase=Phase.FORWARD, module="") for at in range(2))
-    step = replace(
-        step,
-        parameters=(table, head),
-        operators=(bag, product),
-        segments=(Segment(count=1, calls=calls),),
-    )
-    place = optimizer_features(4800, 9600)
-    own = curve("optimizer sgd loop", place, 1e-6, 0.0, 0.0)
-    zeros = curve("optimizer sgd loop of zeros", place, 4e-6, 0.0, 0.0)
-    ordinary = OperatorDurations(replace(BY_HAND, families=(own,))).optimizer(step)
-    found = OperatorDurations(replace(BY_HAND, families=(own, zeros))).optimizer(step)
-    assert found.time_s / ordinary.time_s == pytest.approx((2 + 3 / math.e) / 2)
 
 
 def test_whether_all_calls_of_a_step_were_timed_and_its_model_trained() -> None:
