@@ -22,6 +22,7 @@ from calibrate.task import StepTask, Task
 from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import LoopObservation, Observation
 from perfmodel.documents.verdicts import (
+    OVER_NOISE,
     SPEEDUP_MAPE,
     STEP_MAPE,
     ComparedStrategy,
@@ -215,7 +216,7 @@ class Tolerances:
         # Gates that rest on the expected noise hold this one with them.
         if noise is not None and self.expected_noise is None:
             over = summary.mape - noise.mape
-            gates.append(gate("step-time error over noise floor", over, at_most=self.over_noise))
+            gates.append(gate(OVER_NOISE, over, at_most=self.over_noise))
         if speedups is not None:
             gates.append(gate(SPEEDUP_MAPE, speedups.mape, at_most=self.speedup_mape))
         return tuple(gates)

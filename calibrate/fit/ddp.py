@@ -385,7 +385,8 @@ def left_out_errors(profile: MeasuredMachine) -> tuple[float, ...]:
     """Log errors of single-device steps when each inner micro-batch is left out of its curve.
 
     Steps as measured, with their noise: curves were drawn towards a line, and would miss it by too little.
-    Those of a device with a queue hold its host; its curves are as measured.
+    Those of a device with a queue hold its host; its curves are as measured. Sums of phases are no whole steps:
+    where a batch has no step, sums alone count.
     """
     errors = []
     for workload in profile.workloads:
@@ -394,13 +395,14 @@ def left_out_errors(profile: MeasuredMachine) -> tuple[float, ...]:
             point.at: sum(next(p.time_s for p in curve if p.at == point.at) for curve in curves)
             for point in workload.phases[0].forward
         }
-        if not profile.asynchronous:
-            totals |= {
-                step.micro_batch: step.step_s
-                for step in profile.steps
-                if step.workload == workload.workload.name
-                and step.synchronisation == Synchronisation.NONE.value
-            }
+        whole: dict[float, float] = {
+            step.micro_batch: step.step_s
+            for step in profile.steps
+            if step.workload == workload.workload.name
+            and step.synchronisation == Synchronisation.NONE.value
+        }
+        if not profile.asynchronous and whole.keys() >= totals.keys():
+            totals = whole
         batches = sorted(totals)
         for left, middle, right in zip(batches, batches[1:], batches[2:], strict=False):
             line_s = np.interp(middle, (left, right), (totals[left], totals[right]))

@@ -288,10 +288,9 @@ def _without(program: StepProgram, durations_s: Samples, *streams: Stream) -> Sa
 
 
 _NO_RESIDUAL: Final = Residual(single_log_errors=(0.0,), ddp_log_errors=(0.0,))
-#: Of the variance of an occasion, what settings on as many ranks share and others do not: ten campaigns.
+#: Of the variance of an occasion, what settings on as many ranks share and others do not: ten campaigns, processors.
 _OF_RANKS: Final = 0.15
-#: How far loops of other processes are off a training in place, in log, beside what runs scatter by. Eight campaigns,
-#: each left out: 387 of 429 inside 90 % (``python -m tests.benchmarks.rejudge docs/records/others``).
+#: How far loops of other processes are off a training in place, in log, beside what runs scatter by: processors.
 _OTHER_PROCESSES: Final = 0.05
 
 
@@ -301,9 +300,9 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
     A step on several ranks that was measured is as uncertain as its mean, and has the form of one on a single rank.
     With T measured, P predicted of it and p of a what-if, each draw takes T p / P.
 
-    Occasions move every step; settings on as many ranks move together:
+    Rounds and occasions move every step; settings on as many ranks move together:
 
-        occasion = sqrt(1 - s) of all + sqrt(s) of as many ranks
+        common = sqrt(1 - s) of all + sqrt(s) of as many ranks
     """
     machine, workload, layout = _parts(question)
     machine = _as_trained_here(machine, workload, layout, costs)
@@ -347,10 +346,11 @@ def _as_trained_here(
     How quiet the host was then counts, and not how quiet it was during calibration. No curve was read, so that
     no residual of one counts.
     """
-    alone = layout.is_ddp and layout.world_size == 1
+    alone = layout.is_ddp and layout.world_size == layout.accumulation == 1
     asked = (1, layout.micro_batch)
     found = (e for e in workload.trained if alone and (e.world_size, e.micro_batch) == asked)
-    trained = costs.trained or next(found, None)
+    # Over other links, nobody trained it.
+    trained = costs.trained if "step" in costs.terms.evidence else next(found, None)
     is_foreign = machine.asynchronous or machine.rescaling is not None
     if is_foreign or trained is None or trained.run_log_error is None:
         return machine

@@ -18,9 +18,10 @@ from perfmodel.statistics import Interval, Share
 
 #: Name of the plain rule that a law of scaling has to beat.
 CARRIED: Final = "efficiency carried on"
-#: Names of the gates on mean absolute errors.
+#: Names of the gates on mean absolute errors, and on what they exceed noise by.
 STEP_MAPE: Final = "step-time MAPE"
 SPEEDUP_MAPE: Final = "speed-up MAPE"
+OVER_NOISE: Final = "step-time error over noise floor"
 
 
 class Gate(Record):

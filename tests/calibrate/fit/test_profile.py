@@ -193,13 +193,16 @@ def test_overlap_is_kept_apart_by_group_and_size() -> None:
 def test_a_batch_that_is_left_out_is_read_from_its_neighbours() -> None:
     """Of 4, 16 and 64 the middle one: met where curves lie on a line, missed by half where its step took twice as long.
 
-    Curves were drawn to that line. A device with a queue is known by them alone.
+    Curves were drawn to that line. They alone count for a device with a queue, and where a batch has no step.
     """
     machine = profile(Machine())
     light, heavy = machine.workloads
-    curves = (getattr(heavy.phases[0], name) for name in PHASES)
-    line_s = sum(point.time_s for curve in curves for point in curve if point.at == 16)
-    slow = replace(machine, steps=(replace(machine.steps[0], step_s=2 * line_s),))
+    points = [point for name in PHASES for point in getattr(heavy.phases[0], name)]
+    sums_s = {at: sum(p.time_s for p in points if p.at == at) for at in (4, 16, 64)}
+    steps_s = sums_s | {16: 2 * sums_s[16]}
+    steps = [replace(machine.steps[0], micro_batch=at, step_s=s) for at, s in steps_s.items()]
+    slow = replace(machine, steps=tuple(steps))
     assert (light.workload.name, machine.steps[0].workload) == ("light", "heavy")
     assert left_out_errors(slow) == pytest.approx((0.0, -math.log(2)), abs=1e-12)
-    assert left_out_errors(replace(slow, asynchronous=True)) == pytest.approx((0.0, 0.0), abs=1e-12)
+    for alone in (replace(slow, asynchronous=True), replace(slow, steps=slow.steps[1:])):
+        assert left_out_errors(alone) == pytest.approx((0.0, 0.0), abs=1e-12)

@@ -123,7 +123,7 @@ def test_a_trained_step_takes_as_long_as_its_training_and_scales_the_others(
 def test_a_trained_step_is_as_sure_as_its_own_trainings(durations: OperatorCosts) -> None:
     """Of 3 %, beside a calibration of 20 %: what other processes differ by, 0.43 of its variance later, and its run.
 
-    Other batches, other devices and trainings without a second one keep the noise of the calibration.
+    Other batches, more micro-batches and trainings without a second one keep the noise of the calibration.
     """
     noisy = Repeatability(run={1: 0.2}, round=0.0, occasion=0.2)
     machine = replace(profile(Machine(residual=0.1)), repeatability=noisy)
@@ -142,6 +142,29 @@ def test_a_trained_step_is_as_sure_as_its_own_trainings(durations: OperatorCosts
     assert spread(replace(known, trained_s=None)) > 0.2
     assert spread(once) > 0.2
     assert spread(known, Layout(micro_batch=16)) > 0.2
+    assert spread(known, Layout(micro_batch=8, accumulation=16)) > 0.2
+
+
+def test_a_step_of_several_ranks_is_as_sure_as_its_trainings_where_links_are_theirs(
+    durations: OperatorCosts,
+) -> None:
+    """Of 3 %, on 2 ranks; over slower links, as noisy as the calibration."""
+    noisy = Repeatability(run={2: 0.2}, round=0.0, occasion=0.2)
+    (step,) = measured(durations, 8, 0.1).measured
+    trained = replace(
+        step,
+        trained_s=1.6,
+        ddp_s={2: (3.0, 0.0)},
+        run_log_error=0.03,
+        calls=calls_signature(traced().at(micro_batch=8)),
+    )
+    machine = replace(profile(Machine(world_size=2)), repeatability=noisy)
+    costs = replace(durations, measured=(trained,))
+    asked = Asking(replace(machine, operators=costs), num_draws=20_000)
+    found = asked.step(asked.workload(WORKLOAD, traced()), Layout(dp=2, micro_batch=8))
+    assert np.log(found.step_s).std() < 0.08
+    slower = asked.profile.with_links(lambda c: slower_messages(c, 2.0))
+    assert np.log(answer(replace(found.question, machine=slower)).step_s).std() > 0.2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
-from perfmodel.documents.verdicts import SPEEDUP_MAPE, STEP_MAPE, Gate, scatter_alone
+from perfmodel.documents.verdicts import (
+    OVER_NOISE,
+    SPEEDUP_MAPE,
+    STEP_MAPE,
+    Gate,
+    scatter_alone,
+)
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.report import Table, count_interval, duration_interval, number, percent
@@ -150,6 +156,10 @@ def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
     quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})
     assert next(summary_lines(quiet)).startswith("FAILED")
     assert next(summary_lines(noisy.model_copy(update={"passed": True}))).startswith("PASSED")
+    over = gate.model_copy(update={"name": OVER_NOISE, "at_most": 0.025})
+    for value, words in ((0.074, "TOO NOISY"), (0.076, "FAILED")):
+        gates = (gate.model_copy(update={"value": value}), over)
+        assert next(summary_lines(noisy.model_copy(update={"gates": gates}))).startswith(words)
 
 
 def test_speed_ups_that_do_not_repeat_themselves_are_called_too_noisy() -> None:
@@ -167,6 +177,10 @@ def test_speed_ups_that_do_not_repeat_themselves_are_called_too_noisy() -> None:
     verdict, *others = summary_lines(noisy)
     assert verdict == f"TOO NOISY TO JUDGE: {said}"
     assert any("10.0 % (MAPE); too noisy to judge" in line for line in others)
+    over = missed.model_copy(update={"name": OVER_NOISE, "at_most": 0.025, "passed": True})
+    for value, words in ((0.124, "TOO NOISY"), (0.126, "FAILED")):
+        gates = (missed.model_copy(update={"value": value}), over)
+        assert next(summary_lines(noisy.model_copy(update={"gates": gates}))).startswith(words)
     # What steps missed is no matter of speed-ups.
     steps = missed.model_copy(update={"name": STEP_MAPE})
     worse = noisy.model_copy(update={"gates": (missed, steps), "noise_floor": None})
