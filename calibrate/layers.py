@@ -51,10 +51,15 @@ def planned_layers(
         layers = [
             _for_gpu(each, draw, precision, at=2 * at + also)
             for at, each in enumerate(layers, start=draw.randrange(_OFFSETS))
-            for also, precision in enumerate(("fp32",) if is_optimizer(each) else ("fp32", "bf16"))
+            for also, precision in enumerate(_precisions(each))
         ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
+
+
+def _precisions(layer: Layer) -> tuple[str, ...]:
+    is_one = is_optimizer(layer) or layer.kind in _IN_FP32_ALONE
+    return ("fp32",) if is_one else ("fp32", "bf16")
 
 
 def is_optimizer(layer: Layer) -> bool:
@@ -256,30 +261,33 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
 }
 
 
-#: One operator of oneDNN, which GPUs do not have, cells that are one kernel there, and what their drawn models tell.
-_ON_CPU_ALONE: Final = ("recurrent", "cells", "bags")
+#: Cells that are one kernel on a GPU, and what its drawn models tell.
+_ON_CPU_ALONE: Final = ("cells", "bags")
+#: A drawn model times recurrences in 16 bit.
+_IN_FP32_ALONE: Final = ("recurrent",)
 #: Elements of the largest tensor of a layer on a GPU: smaller ones are shorter than their launch, larger ones no
 #: longer per element ...
 _GPU_ELEMENTS: Final = 1e6, 3e8
 #: ... and work of its products. [FLOP]
 _GPU_FLOP: Final = 1e9, 1e12
 #: Kinds with more than two sizes that are no images.
-_OF_SEQUENCES: Final = frozenset({"linear", "product", "attention", "rotate", "embedding"})
+_OF_SEQUENCES: Final = frozenset(
+    {"linear", "product", "attention", "rotate", "embedding", "recurrent"}
+)
 #: Layers as networks have them: samples, pixels along a side, and channels times that side, which varies less than
 #: either. Every other layer of images is one; the others have more samples of fewer channels.
 _BODY_SAMPLES: Final = 16, 256
 _BODY_SIDES: Final = 7, 112
 _BODY_CHANNELS: Final = 1800, 20_000
 _MOST_CHANNELS: Final = 2048
-_GPU_SAMPLES: Final = 8, 4096
+_GPU_SAMPLES: Final = 8, 65_536
 _GPU_SIDES: Final = 4, 112
-#: Channels and samples of convolutions that draws of all sizes hold too few of: those that do most of the work, and
-#: narrow ones, whose gradients are slow.
-_WIDE: Final = (96, 512), (32, 512)
-_NARROW: Final = (8, 32), (256, 4096)
+#: Channels, samples and pixels along a side of convolutions that draws of all sizes hold too few of: those that do most
+#: of the work, and narrow ones of many samples, whose gradients are slow.
+_WIDE: Final = (96, 512), (32, 512), (14, 56)
+_NARROW: Final = (8, 32), (1024, 65_536), (4, 56)
 #: Of six convolutions in a row; None is a layer in the body of a network.
-_DENSE: Final = _NARROW, None, _WIDE, None, _WIDE, None
-_DENSE_SIDES: Final = 14, 56
+_DENSE: Final = _NARROW, None, _WIDE, None, _WIDE, _NARROW
 #: Kernels and strides of convolutions, dense and by channel, as often as networks spend time on them.
 _BODY_KERNELS: Final = {"convolution": (1, 1, 3, 3), "depthwise": (3, 3, 3, 5, 7), "grouped": (3,)}
 _BODY_STRIDES: Final = 1, 1, 1, 2
@@ -323,10 +331,10 @@ _GPU_HEADS: Final = 32, 64, 64, 128
 _GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
-def _dense(draw: random.Random, low: float, high: float) -> tuple[int, ...]:
-    """Sizes of a dense convolution, by its fewest and most channels."""
-    channels, out = (_width(draw, low, high) for _ in range(2))
-    return 1, channels, _between(draw, *_DENSE_SIDES), out, 3, 1, 1
+def _dense(draw: random.Random, widths: tuple[int, int], sides: tuple[int, int]) -> tuple[int, ...]:
+    """Sizes of a dense convolution, by its fewest and most channels and pixels along a side."""
+    channels, out = (_width(draw, *widths) for _ in range(2))
+    return 1, channels, _between(draw, *sides), out, 3, 1, 1
 
 
 def _spread(at: int, axis: int, low: float, high: float) -> float:
@@ -359,7 +367,8 @@ def _of_images(
     """Sizes of a layer of images, and its samples; ``at``: which layer of the grid."""
     row = at // 2
     if kind == "convolution" and (dense := _DENSE[row % len(_DENSE)]):
-        return _dense(draw, *dense[0]), _between(draw, *dense[1])
+        widths, samples, sides = dense
+        return _dense(draw, widths, sides), _between(draw, *samples)
     if row % 4 or kind in _BODY_KERNELS:
         return _body(draw, kind, sizes, at)
     side = max(sizes[2], _between(draw, *_GPU_SIDES))
@@ -422,6 +431,8 @@ def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
         case _, (channels, side, out, kernel, stride, groups):
             elements = max(channels, out) * side**2
             flop = 2.0 * channels * out / groups * (kernel * side / stride) ** 2
+        case "recurrent", (length, width, hidden):
+            elements, flop = length * max(width, hidden), 8.0 * length * hidden * (width + hidden)
         case "embedding", (_, width):
             elements = width
         case "upsample", (channels, side):

@@ -19,8 +19,9 @@ from perfmodel.cost.families import (
     TYPICAL_LENGTH,
     TYPICAL_NOISE,
     TYPICAL_SPREAD,
-    GaussianProcess,
     all_functions,
+    attends,
+    by_channel_alone,
     convolves,
     family,
     family_on,
@@ -28,6 +29,7 @@ from perfmodel.cost.families import (
     in_channels_last,
     is_half,
     is_of_optimizer,
+    looks_up_bags,
     optimizer_family,
     optimizer_features,
     optimizer_work,
@@ -45,7 +47,7 @@ from perfmodel.machine.measured import (
     OperatorCosts,
     OperatorFamily,
 )
-from perfmodel.statistics import FloatArray
+from perfmodel.statistics import FloatArray, GaussianProcess
 from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase
 from perfmodel.workload.step import OPTIMIZERS, signature
@@ -72,6 +74,8 @@ _ROWS_PER_START: Final = 1000
 #: pixels: single batch normalisations of the calibration of an H100. [s]
 _BLOCK_BYTE_S: Final = {False: 1.5e-10, True: 5e-10}
 _PIXEL_ROW_S: Final = 3e-10
+#: What a convolution by channel needs for a tap of its kernel at a pixel: an H200 and an H100. [s]
+_TAP_S: Final = 1.7e-12
 #: FLOP or bytes per second of kinds of kernels that were not timed.
 _UNSEEN_RATE: Final = 1e9
 #: Below the resolution of any clock.
@@ -254,20 +258,27 @@ class KernelCosts:
             return ()
         flop_per_s = self.flop_per_s[convolves(name), is_half(name)] or _UNSEEN_RATE
         byte_s = 1 / self.bytes_per_s
-        streams = (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s)
-        if not self.on_gpu:
-            return streams
+        flop_s = 1 / flop_per_s
+        if self.on_gpu and (by_channel_alone(name) or attends(name)):
+            # What a GPU does in them is counted by itself.
+            flop_s *= 1e-3
+        streams = (self.start_s, flop_s, byte_s, byte_s, byte_s)
+        return (*streams, *self._on_gpu_s(name)) if self.on_gpu else streams
+
+    def _on_gpu_s(self, name: str) -> tuple[Seconds, ...]:
+        """Of the kinds of work that follow, in the kernels of a GPU."""
+        byte_s, row_s = 1 / self.bytes_per_s, self.start_s / _ROWS_PER_START
         if "batch_norm" in name:
             passes = 1 + ("backward" in name)
             by_channel = passes * _BLOCK_BYTE_S[is_half(name)], _PIXEL_ROW_S / passes
             # Where channels lie side by side, one of a hundred processors goes through one.
-            return (
-                (*streams, 100 * byte_s)
-                if in_channels_last(name)
-                else (*streams, byte_s, *by_channel)
-            )
-        # Caches hold the weights that are read again for every sample, and many rows run side by side.
-        return (*streams, byte_s / 100 if convolves(name) else self.start_s / _ROWS_PER_START)
+            return (100 * byte_s,) if in_channels_last(name) else (byte_s, *by_channel)
+        if convolves(name):
+            # Caches hold the weights that are read again for every sample, and many rows run side by side.
+            return byte_s / 100, *((_TAP_S, _TAP_S) if by_channel_alone(name) else ())
+        if attends(name):
+            return row_s, 1 / (self.flop_per_s[False, is_half(name)] or _UNSEEN_RATE)
+        return (row_s, byte_s, row_s) if looks_up_bags(name) else (row_s,)
 
 
 def is_kernel(name: str, timing: Timing) -> bool:

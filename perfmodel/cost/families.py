@@ -2,13 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
-import numpy as np
-
-from perfmodel.statistics import FloatArray
 from perfmodel.units import Bytes
 from perfmodel.workload import BAGS, ELEMENT_BYTES, Operator, TensorSpec, base_name, parsed
 
@@ -60,6 +55,7 @@ _BY_ROW: Final = frozenset(
         *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
     }
 )
+_BAGS: Final = frozenset({"_embedding_bag", "_embedding_bag_backward"})
 _REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
 _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
@@ -112,6 +108,11 @@ _KERNELS_OF_GPU: Final = {
     ),
 }
 _WARP: Final = 32
+#: Of queries, keys and the width of a head that kernels of attention multiply at once.
+_TILE: Final = 64
+_ATTENTION, _RECURRENCE = "_scaled_dot_product_", "_cudnn_rnn"
+#: In a block of batch normalisation, along its pixels.
+_THREADS: Final = (32, 64, 128, 256, 512)
 _BLOCKS_AT_A_TIME: Final = 300
 #: Limits of PyTorch's rule between them.
 _MANY_SAMPLES: Final = 16
@@ -130,8 +131,10 @@ def family(operator: Operator) -> str:
         found = f"{base} {_grouping(operator)}"
     else:
         found = _GROUPS.get(base, base)
-        if "pool" in base or "batch_norm" in base:
+        if "pool" in base:
             found += _format(operator.inputs[0])
+        elif "batch_norm" in base:
+            found += _CHANNELS_LAST if _by_pixel(operator.inputs[0]) else ""
         if found == "pointwise" and _has_mixed_types(operator):
             found += _MIXED
     if found in ("matmul", "batched matmul") and not _is_aligned(operator):
@@ -159,6 +162,21 @@ def in_channels_last(name: str) -> bool:
 def convolves(name: str) -> bool:
     """Whether a family convolves."""
     return name.startswith("convolution")
+
+
+def by_channel_alone(name: str) -> bool:
+    """Whether a family convolves channel by channel in PyTorch's own kernels."""
+    return convolves(name) and _DEPTHWISE in name and _CHANNELS_LAST not in name
+
+
+def attends(name: str) -> bool:
+    """Whether a family is attention in one kernel."""
+    return name.startswith(_ATTENTION)
+
+
+def looks_up_bags(name: str) -> bool:
+    """Whether a family adds up rows of a table."""
+    return name.removesuffix(IN_HALF) in _BAGS
 
 
 def family_on(name: str, *, gpu: bool) -> str:
@@ -208,7 +226,9 @@ def kernels_of_gpu(name: str) -> tuple[str, ...]:
 
 
 def unlike_families(name: str) -> tuple[str, ...]:
-    """Convolutions that differ in memory format or precision alone, where nothing closer was timed."""
+    """Convolutions and recurrences that differ in memory format or precision alone, where nothing closer was timed."""
+    if name.startswith(_RECURRENCE):
+        return () if is_half(name) else (f"{name}{IN_HALF}",)
     if not convolves(name):
         return ()
     bare = name.removesuffix(IN_HALF)
@@ -244,11 +264,12 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
     that go channel by channel the bytes of one. ``gpu``: With what only kernels of GPUs do one after another.
     """
     kind = _kind(operator)
-    again = 0.0
+    again, on_gpu = 0.0, tuple[float, ...]()
     if kind in ("convolution", "convolution_backward"):
         shapes = _convolved(operator)
         parts = [4.0 * math.prod(shape) for shape in shapes]
         again = (shapes[0][0] - 1) * parts[1]
+        on_gpu = _by_tap(operator) if _DEPTHWISE in _grouping(operator) else ()
     elif kind in ("matmul", "batched"):
         parts = [float(spec.size_bytes) for spec in _factors(operator)] + [operator.written_bytes]
     elif kind in _LOOKS_UP:
@@ -264,24 +285,64 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
     elif "batch_norm" in kind:
         image = _largest_input(operator)
         again = image.size_bytes / max(1, _channels(image))
-        if gpu:
-            return (1.0, operator.flop, *parts, again, *_by_channel(image))
-    return (1.0, operator.flop, *parts, again)
+        on_gpu = _by_channel(image, kind)
+    elif kind in _BAGS:
+        on_gpu = _by_index(operator)
+    elif _ATTENTION in kind and kind in _FEATURES:
+        on_gpu = (operator.flop * _in_tiles(operator),)
+    return (1.0, operator.flop, *parts, again, *(on_gpu if gpu else ()))
 
 
-def _by_channel(image: TensorSpec) -> tuple[float, float]:
+def _by_channel(image: TensorSpec, kind: str) -> tuple[float, float]:
     """Bytes that one block of threads goes through, and rows of pixels; nothing where channels lie side by side.
 
-        bytes = samples * max(pixels, 32) * element * max(1, channels / 300)
+        threads = least of 32, 64, 128, 256, 512 that holds the pixels, or 512
+        bytes = ceil(samples threads / 512) ceil(pixels / threads) 512 element max(1, channels / 300)
 
-    A kernel of PyTorch or cuDNN gives every channel a block, and every row of its pixels a warp of 32 threads. About
-    300 blocks run at a time (H100 and H200).
+    A kernel of PyTorch gives every channel a block of 512 threads, which stand in rows of pixels; some stand idle
+    (``getNumThreads`` of ``Normalization.cuh``). About 300 blocks run at a time (H100 and H200).
     """
-    if _format(image):
+    if _by_pixel(image):
         return 0.0, 0.0
-    rows = float(math.prod(image.shape[:2]))
-    row_bytes = max(_WARP, math.prod(image.shape[2:])) * ELEMENT_BYTES[image.dtype]
-    return rows * row_bytes / max(1, min(_channels(image), _BLOCKS_AT_A_TIME)), rows
+    rows, pixels = float(math.prod(image.shape[:2])), math.prod(image.shape[2:])
+    threads = next((each for each in _THREADS if pixels <= each), _THREADS[-1])
+    turns = math.ceil(image.shape[0] * threads / _THREADS[-1]) * math.ceil(pixels / threads)
+    in_warps = image.shape[0] * max(_WARP, pixels)
+    elements = in_warps if kind.startswith("cudnn") else turns * _THREADS[-1]
+    waves = max(1.0, _channels(image) / _BLOCKS_AT_A_TIME)
+    return elements * ELEMENT_BYTES[image.dtype] * waves, rows
+
+
+def _by_tap(operator: Operator) -> tuple[float, float]:
+    """Pixels that a convolution by channel visits for each tap of its kernel, and for gradients of its weights.
+
+        of the result, or of the image if that gets a gradient: pixels taps
+        for gradients of weights: samples ceil(pixels / 32) 32 weights
+
+    A thread makes each pixel's value or gradient, whatever the stride. Each weight's gradient has a block of threads,
+    and every sample a warp of it (``DepthwiseConv2d.cu`` of PyTorch).
+    """
+    image, weight, result = _convolved(operator)
+    taps = math.prod(weight[2:])
+    if _weight_position(operator) == 1:
+        return float(math.prod(result) * taps), 0.0
+    of_image, of_weight, *_ = parsed(operator.arguments)[0][10]
+    pixels = math.ceil(math.prod(result[2:]) / _WARP) * _WARP
+    visits = float(result[0] * pixels * math.prod(weight))
+    return float(math.prod(image) * taps) * bool(of_image), visits * bool(of_weight)
+
+
+def _by_index(operator: Operator) -> tuple[float, float]:
+    """Bytes of the rows that the indices of bags read or add up, and indices that are sorted to be added up."""
+    is_backward = "backward" in operator.name
+    row = (operator.inputs if is_backward else operator.outputs)[0]
+    indices = float(max((s.num_elements for s in operator.inputs if "int" in s.dtype), default=0))
+    return indices * row.shape[-1] * ELEMENT_BYTES[row.dtype], indices * is_backward
+
+
+def _by_pixel(image: TensorSpec) -> bool:
+    """Whether kernels of batch normalisation find channels side by side, as those of rows and single pixels are."""
+    return _format(image) != "" or (image.stride is None and math.prod(image.shape[2:]) == 1)
 
 
 def optimizer_work(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, ...]:
@@ -427,6 +488,14 @@ def _attention(operator: Operator) -> tuple[float, ...]:
     return (_log(math.prod(query[:-2])), _log(query[-2]), _log(key[-2]), _log(query[-1]))
 
 
+def _in_tiles(operator: Operator) -> float:
+    """Work of attention in whole tiles of 64 queries and keys, and heads of 64 at least, over that of its shapes."""
+    at = 1 if "backward" in operator.name else 0
+    query, key = operator.inputs[at].shape, operator.inputs[at + 1].shape
+    sizes = query[-2], key[-2], query[-1]
+    return math.prod(max(1.0, math.ceil(size / _TILE) * _TILE / max(1, size)) for size in sizes)
+
+
 def _normalisation(operator: Operator) -> tuple[float, ...]:
     """Elements, and those of one row."""
     return (_log(_largest_input(operator).num_elements), _log(_normalised_width(operator)))
@@ -534,55 +603,3 @@ _FEATURES: Final[dict[str, Callable[[Operator], tuple[float, ...]]]] = {
 TYPICAL_LENGTH: Final = 2.5
 TYPICAL_SPREAD: Final = 0.5
 TYPICAL_NOISE: Final = 0.08
-
-
-@dataclass(frozen=True, eq=False)
-class GaussianProcess:
-    """A smooth function through noisy points; far from them it returns to their mean."""
-
-    inputs: FloatArray
-    """Shape ``(num_points, num_features)``."""
-    targets: FloatArray
-    """Shape ``(num_points,)``."""
-    lengths: FloatArray
-    """How far apart points are that still tell about each other, by feature."""
-    spread: float
-    """Standard deviation of the function around its mean."""
-    noise: float
-    """Standard deviation of the targets around the function."""
-
-    @cached_property
-    def _solved(self) -> tuple[FloatArray, FloatArray, float]:
-        """Inverse of the covariance's Cholesky factor, weights of the points, mean.
-
-        With numpy alone: scipy takes longer to import than this takes to run.
-        """
-        count = len(self.targets)
-        own = covariance(self.inputs, self.inputs, self.lengths, self.spread)
-        inverse = np.linalg.inv(np.linalg.cholesky(own + self.noise**2 * np.eye(count)))
-        ones = inverse @ np.ones(count)
-        mean = float(ones @ (inverse @ self.targets) / (ones @ ones))
-        weights: FloatArray = inverse.T @ (inverse @ (self.targets - mean))
-        return inverse, weights, mean
-
-    def predict(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation of the function at points of shape ``(n, num_features)``."""
-        inverse, weights, mean = self._solved
-        cross = covariance(inputs, self.inputs, self.lengths, self.spread)
-        explained = np.sum((cross @ inverse.T) ** 2, axis=1)
-        variance = np.maximum(self.spread**2 - explained, 0.0)
-        return mean + cross @ weights, np.sqrt(variance)
-
-
-def covariance(
-    first: FloatArray, second: FloatArray, lengths: FloatArray, spread: float
-) -> FloatArray:
-    """Matern 3/2: shape ``(len(first), len(second))``."""
-    # One feature after another: a table for all of them at once is slow to add up.
-    squares = sum(
-        np.subtract.outer(one, other) ** 2
-        for one, other in zip((first / lengths).T, (second / lengths).T, strict=True)
-    )
-    distance = math.sqrt(3) * np.sqrt(squares)
-    result: FloatArray = spread**2 * (1 + distance) * np.exp(-distance)
-    return result

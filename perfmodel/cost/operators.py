@@ -10,7 +10,6 @@ import numpy as np
 
 from perfmodel.cost import Samples
 from perfmodel.cost.families import (
-    GaussianProcess,
     called_features,
     family,
     kernels_of_gpu,
@@ -23,6 +22,7 @@ from perfmodel.cost.families import (
 )
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredStep, OperatorCosts, OperatorFamily
+from perfmodel.statistics import GaussianProcess
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.step import (

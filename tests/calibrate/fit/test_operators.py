@@ -22,10 +22,10 @@ from calibrate.fit.operators import (
     timings_of,
     unit_costs,
 )
-from perfmodel.cost.families import covariance
 from perfmodel.cost.operators import OperatorDurations, work_s
 from perfmodel.documents.observation import OperatorsObservation, OptimizerPoint, TimedOperator
 from perfmodel.machine.measured import CurvePoint, MeasuredWorkload
+from perfmodel.statistics import covariance
 from perfmodel.workload import Phase
 from perfmodel.workload.step import signature
 from tests.existing import existing

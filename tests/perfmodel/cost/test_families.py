@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.families import (
-    GaussianProcess,
-    covariance,
     family,
     family_on,
     features,
@@ -24,6 +22,7 @@ from perfmodel.cost.families import (
     wider_families,
     work,
 )
+from perfmodel.statistics import GaussianProcess, covariance
 from perfmodel.workload import Operator, Specs, TensorSpec
 from tests.perfmodel.operators import addition, matmul, operator, spec
 
@@ -291,8 +290,8 @@ def test_a_channel_costs_its_bytes(kind: str, scales: int) -> None:
     images = (pixels,) * (2 if "backward" in kind else 1)
     called = operator(f"aten.{kind}.default", (*images, *(spec(5),) * scales), (pixels,))
     assert work(called, gpu=False)[5:] == (4 * 6 * 8 * 2,)
-    # On a GPU a warp of 32 threads goes through each of 30 rows of 16 pixels.
-    assert work(called)[5:] == (4 * 6 * 8 * 2, 4 * 6 * 32, 30)
+    # On a GPU 16 rows of 32 threads go through 6 samples of 16 pixels at once; there are 30 rows of pixels.
+    assert work(called)[5:] == (4 * 6 * 8 * 2, 4 * 512, 30)
     assert features(called) == pytest.approx(logs(480, 5, 16))
 
 
@@ -300,10 +299,72 @@ def test_channels_beyond_those_at_a_time_wait() -> None:
     """Of 1,200 channels 300 have a block at a time; side by side, none has one of its own."""
     pixels = spec(2, 1200, 8, 8)
     called = operator("aten.native_batch_norm.default", (pixels,), (pixels,))
-    assert work(called)[6:] == (4 * 2 * 64 * 4, 2400)
+    assert work(called)[6:] == (4 * 512 * 4, 2400)
     side_by_side = replace(pixels, stride=(8 * 8 * 1200, 1, 8 * 1200, 1200))
     called = operator("aten.native_batch_norm.default", (side_by_side,), (side_by_side,))
     assert work(called)[6:] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "pixels", "turns"), [(1, 256, 1), (3, 257, 3), (5, 600, 10), (17, 4, 2)]
+)
+def test_threads_of_a_channel_stand_in_rows_of_pixels(
+    samples: int, pixels: int, turns: int
+) -> None:
+    """A block has 512 of them: 24 x 24 pixels take two turns a sample, of which the second is nearly idle."""
+    image = spec(samples, 16, pixels, 1)
+    called = operator("aten.native_batch_norm.default", (image,), (image,))
+    assert work(called)[6] == turns * 512 * 4
+    # cuDNN has no such rows.
+    called = operator("aten.cudnn_batch_norm.default", (image,), (image,))
+    assert work(called)[6] == samples * max(32, pixels) * 4
+
+
+@pytest.mark.parametrize("image", [spec(8192, 408), spec(64, 16, 1, 1)])
+def test_rows_and_single_pixels_have_their_channels_side_by_side(image: TensorSpec) -> None:
+    called = operator("aten.native_batch_norm.default", (image,), (image,))
+    assert family(called) == "native_batch_norm channels last"
+    assert work(called)[6:] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "taps", "visits"), [((1, 1), 1, 1), ((0, 1), 0, 1), ((1, 0), 1, 0)]
+)
+def test_a_convolution_by_channel_visits_pixels_for_every_tap(
+    mask: tuple[int, int], taps: int, visits: int
+) -> None:
+    """Images of 4 x 4 pixels, results of 2 x 2: a warp of 32 threads goes through those of a sample."""
+    result, image, weight = spec(10, 6, 2, 2), spec(10, 6, 4, 4), spec(6, 1, 3, 3)
+    tensors: list[object] = [{"tensor": at} for at in range(3)]
+    masks = [bool(each) for each in (*mask, 0)]
+    positional = [*tensors, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 6, masks]
+    called = replace(
+        operator("aten.convolution_backward.default", (result, image, weight), (image, weight)),
+        arguments=json.dumps([positional, {}]),
+    )
+    assert work(called)[6:] == (taps * 960 * 9, visits * 10 * 32 * 54)
+    assert len(work(called, gpu=False)) == 6
+
+
+def test_attention_multiplies_whole_tiles() -> None:
+    """24 queries and keys in heads of 32 take what 64 in heads of 64 do."""
+    head = spec(2, 1, 24, 32)
+    called = operator("aten._scaled_dot_product_efficient_attention.default", (head,) * 3, (head,))
+    called = replace(called, flop=9.0)
+    assert work(called)[6:] == (pytest.approx(9.0 * (64 / 24) ** 2 * 2),)
+
+
+def test_bags_read_a_row_for_each_index() -> None:
+    table, indices, result = spec(50, 8), replace(spec(300), dtype="int64"), spec(60, 8)
+    forward = operator("aten._embedding_bag.default", (table, indices), (result, indices))
+    backward = operator("aten._embedding_bag_backward.default", (result, indices), (table,))
+    assert work(forward)[6:] == (300 * 8 * 4, 0)
+    assert work(backward)[6:] == (300 * 8 * 4, 300)
+
+
+def test_a_recurrence_without_timings_is_like_that_in_16_bit() -> None:
+    assert unlike_families("_cudnn_rnn") == ("_cudnn_rnn in 16 bit",)
+    assert unlike_families("_cudnn_rnn in 16 bit") == ()
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
