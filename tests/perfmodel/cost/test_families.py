@@ -351,7 +351,7 @@ def test_attention_multiplies_whole_tiles() -> None:
     head = spec(2, 1, 24, 32)
     called = operator("aten._scaled_dot_product_efficient_attention.default", (head,) * 3, (head,))
     called = replace(called, flop=9.0)
-    assert work(called)[6:] == (pytest.approx(9.0 * (64 / 24) ** 2 * 2),)
+    assert work(called)[6:] == pytest.approx((9.0 * (64 / 24) ** 2 * 2,))
 
 
 def test_bags_read_a_row_for_each_index() -> None:
