@@ -286,7 +286,7 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
         image = _largest_input(operator)
         again = image.size_bytes / max(1, _channels(image))
         on_gpu = _by_channel(image, kind)
-    elif kind in _BAGS:
+    if kind in _BAGS:
         on_gpu = _by_index(operator)
     elif _ATTENTION in kind and kind in _FEATURES:
         on_gpu = (operator.flop * _in_tiles(operator),)
