@@ -29,7 +29,6 @@ from perfmodel.cost.families import (
     in_channels_last,
     is_half,
     is_of_optimizer,
-    looks_up_bags,
     optimizer_family,
     optimizer_features,
     optimizer_work,
@@ -278,7 +277,7 @@ class KernelCosts:
             return byte_s / 100, *((_TAP_S, _TAP_S) if by_channel_alone(name) else ())
         if attends(name):
             return row_s, 1 / (self.flop_per_s[False, is_half(name)] or _UNSEEN_RATE)
-        return (row_s, byte_s, row_s) if looks_up_bags(name) else (row_s,)
+        return (row_s,)
 
 
 def is_kernel(name: str, timing: Timing) -> bool:

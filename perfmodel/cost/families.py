@@ -55,7 +55,6 @@ _BY_ROW: Final = frozenset(
         *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
     }
 )
-_BAGS: Final = frozenset({"_embedding_bag", "_embedding_bag_backward"})
 _REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
 _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
@@ -174,11 +173,6 @@ def attends(name: str) -> bool:
     return name.startswith(_ATTENTION)
 
 
-def looks_up_bags(name: str) -> bool:
-    """Whether a family adds up rows of a table."""
-    return name.removesuffix(IN_HALF) in _BAGS
-
-
 def family_on(name: str, *, gpu: bool) -> str:
     """The family that a kind of device does not tell apart from this one.
 
@@ -286,8 +280,6 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
         image = _largest_input(operator)
         again = image.size_bytes / max(1, _channels(image))
         on_gpu = _by_channel(image, kind)
-    if kind in _BAGS:
-        on_gpu = _by_index(operator)
     elif _ATTENTION in kind and kind in _FEATURES:
         on_gpu = (operator.flop * _in_tiles(operator),)
     return (1.0, operator.flop, *parts, again, *(on_gpu if gpu else ()))
@@ -330,14 +322,6 @@ def _by_tap(operator: Operator) -> tuple[float, float]:
     pixels = math.ceil(math.prod(result[2:]) / _WARP) * _WARP
     visits = float(result[0] * pixels * math.prod(weight))
     return float(math.prod(image) * taps) * bool(of_image), visits * bool(of_weight)
-
-
-def _by_index(operator: Operator) -> tuple[float, float]:
-    """Bytes of the rows that the indices of bags read or add up, and indices that are sorted to be added up."""
-    is_backward = "backward" in operator.name
-    row = (operator.inputs if is_backward else operator.outputs)[0]
-    indices = float(max((s.num_elements for s in operator.inputs if "int" in s.dtype), default=0))
-    return indices * row.shape[-1] * ELEMENT_BYTES[row.dtype], indices * is_backward
 
 
 def _by_pixel(image: TensorSpec) -> bool:

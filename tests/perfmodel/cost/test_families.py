@@ -354,14 +354,6 @@ def test_attention_multiplies_whole_tiles() -> None:
     assert work(called)[6:] == pytest.approx((9.0 * (64 / 24) ** 2 * 2,))
 
 
-def test_bags_read_a_row_for_each_index() -> None:
-    table, indices, result = spec(50, 8), replace(spec(300), dtype="int64"), spec(60, 8)
-    forward = operator("aten._embedding_bag.default", (table, indices), (result, indices))
-    backward = operator("aten._embedding_bag_backward.default", (result, indices), (table,))
-    assert work(forward)[6:] == (300 * 8 * 4, 0)
-    assert work(backward)[6:] == (300 * 8 * 4, 300)
-
-
 def test_a_recurrence_without_timings_is_like_that_in_16_bit() -> None:
     assert unlike_families("_cudnn_rnn") == ("_cudnn_rnn in 16 bit",)
     assert unlike_families("_cudnn_rnn in 16 bit") == ()
