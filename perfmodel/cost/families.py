@@ -5,7 +5,15 @@ from collections.abc import Callable
 from typing import Final
 
 from perfmodel.units import Bytes
-from perfmodel.workload import BAGS, ELEMENT_BYTES, Operator, TensorSpec, base_name, parsed
+from perfmodel.workload import (
+    BAGS,
+    ELEMENT_BYTES,
+    Operator,
+    TensorSpec,
+    base_name,
+    num_named,
+    parsed,
+)
 
 #: Vectorised kernels that do the same per element, whatever their name; others keep their own name.
 _POINTWISE: Final = frozenset(
@@ -306,7 +314,7 @@ def _by_channel(image: TensorSpec, kind: str) -> tuple[float, float]:
 
 
 def _by_tap(operator: Operator) -> tuple[float, float]:
-    """Pixels that a convolution by channel visits for each tap of its kernel, and for gradients of its weights.
+    """Pixels that a convolution by channel reads for each tap of its kernel, and for gradients of its weights.
 
         of the result, or of the image if that gets a gradient: pixels taps
         for gradients of weights: samples ceil(pixels / 32) 32 weights
@@ -320,8 +328,8 @@ def _by_tap(operator: Operator) -> tuple[float, float]:
         return float(math.prod(result) * taps), 0.0
     of_image, of_weight, *_ = parsed(operator.arguments)[0][10]
     pixels = math.ceil(math.prod(result[2:]) / _WARP) * _WARP
-    visits = float(result[0] * pixels * math.prod(weight))
-    return float(math.prod(image) * taps) * bool(of_image), visits * bool(of_weight)
+    reads = float(result[0] * pixels * math.prod(weight))
+    return float(math.prod(image) * taps) * bool(of_image), reads * bool(of_weight)
 
 
 def _by_pixel(image: TensorSpec) -> bool:
@@ -499,7 +507,7 @@ def _num_rows(operator: Operator) -> float:
     """Of the largest tensor; of a loss one a target, of bags one an index."""
     kind = _kind(operator)
     if kind in BAGS:
-        return operator.inputs[1].num_elements
+        return num_named(operator.inputs)
     if kind in _LOOKS_UP:
         return _targets(operator).num_elements
     largest = _largest_input(operator)

@@ -8,6 +8,7 @@ import functools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -26,7 +27,7 @@ from perfmodel.errors import InvalidDocument
 from perfmodel.files import refuse_deep
 from perfmodel.layout import RunSetting
 from perfmodel.statistics import Share
-from perfmodel.workload import Operator, Phase, Workload
+from perfmodel.workload import Operator, Phase, Workload, traffic_bytes
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
 
@@ -226,8 +227,15 @@ class ReplayObservation(Taken):
 
 @functools.lru_cache(maxsize=8192)
 def _once(operator: Operator) -> Operator:
-    """The same for equal ones, which every round times again."""
-    return operator
+    """The same for equal ones, which every round times again; with the traffic that traces count today."""
+    read_bytes, written_bytes = traffic_bytes(
+        operator.name,
+        operator.inputs,
+        operator.outputs,
+        mutated=operator.mutated,
+        view=operator.view,
+    )
+    return replace(operator, read_bytes=read_bytes, written_bytes=written_bytes)
 
 
 class IsolatedOperator(Record):

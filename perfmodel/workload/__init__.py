@@ -265,9 +265,9 @@ def traffic_bytes(
     if base in _READS_WHAT_IT_RETURNS:
         return written + sum(spec.size_bytes for spec in inputs[1:]), written
     if base in BAGS:
-        row_bytes = inputs[0].shape[-1] * ELEMENT_BYTES[inputs[0].dtype]
-        read = inputs[1].num_elements * row_bytes + sum(spec.size_bytes for spec in inputs[1:])
-        return read, written
+        row_bytes = math.prod(inputs[0].shape[-1:]) * ELEMENT_BYTES[inputs[0].dtype]
+        named = num_named(inputs) * row_bytes
+        return named + sum(spec.size_bytes for spec in inputs[1:]), written
     if base in _WRITES_A_PART:
         part = inputs[-1].size_bytes
         return part + sum(spec.size_bytes for spec in inputs[1:]), part
@@ -275,6 +275,11 @@ def traffic_bytes(
     unread = set(mutated) if base in _OVERWRITES else set()
     read = sum(spec.size_bytes for at, spec in enumerate(inputs) if at not in unread)
     return read, written
+
+
+def num_named(inputs: Specs) -> int:
+    """Rows that the integers among an operator's tensors name: the most of them are indices."""
+    return max((spec.num_elements for spec in inputs if "int" in spec.dtype), default=0)
 
 
 def flop(name: str, inputs: Specs, outputs: Specs, arguments: str) -> Flop:

@@ -328,10 +328,10 @@ def test_rows_and_single_pixels_have_their_channels_side_by_side(image: TensorSp
 
 
 @pytest.mark.parametrize(
-    ("mask", "taps", "visits"), [((1, 1), 1, 1), ((0, 1), 0, 1), ((1, 0), 1, 0)]
+    ("mask", "taps", "reads"), [((1, 1), 1, 1), ((0, 1), 0, 1), ((1, 0), 1, 0)]
 )
-def test_a_convolution_by_channel_visits_pixels_for_every_tap(
-    mask: tuple[int, int], taps: int, visits: int
+def test_a_convolution_by_channel_reads_pixels_for_every_tap(
+    mask: tuple[int, int], taps: int, reads: int
 ) -> None:
     """Images of 4 x 4 pixels, results of 2 x 2: a warp of 32 threads goes through those of a sample."""
     result, image, weight = spec(10, 6, 2, 2), spec(10, 6, 4, 4), spec(6, 1, 3, 3)
@@ -342,7 +342,7 @@ def test_a_convolution_by_channel_visits_pixels_for_every_tap(
         operator("aten.convolution_backward.default", (result, image, weight), (image, weight)),
         arguments=json.dumps([positional, {}]),
     )
-    assert work(called)[6:] == (taps * 960 * 9, visits * 10 * 32 * 54)
+    assert work(called)[6:] == (taps * 960 * 9, reads * 10 * 32 * 54)
     assert len(work(called, gpu=False)) == 6
 
 

@@ -33,6 +33,7 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
     FailedObservation,
+    IsolatedOperator,
     Observation,
     ProcessorObservation,
     failures,
@@ -55,8 +56,10 @@ from perfmodel.machine import Cluster
 from perfmodel.page import server
 from perfmodel.page.answers import Answers
 from perfmodel.page.server import start
+from perfmodel.workload import Operator, Phase
 from tests.benchmarks.seal import seal
 from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.operators import spec
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile, setting_of
 from tests.perfmodel.report.samples import plain_validation
 
@@ -528,3 +531,12 @@ def test_a_file_is_sealed_again_without_other_changes_but_folders_of_others(edit
         assert after == before
         before = after | {"seal": ""}
     assert ProfileDocument in kinds()
+
+
+def test_records_of_operators_have_the_traffic_that_traces_count() -> None:
+    """Fits compare both; earlier versions wrote that a bag reads its whole table."""
+    table, indices = spec(1000, 5), replace(spec(4), dtype="int64")
+    bags = Operator.of("aten._embedding_bag.default", (table, indices), (spec(2, 5),), "[[], {}]")
+    earlier = replace(bags, read_bytes=20_032)
+    read = IsolatedOperator(operator=earlier, phase=Phase.FORWARD, times_s=(1.0,))
+    assert read.operator == bags

@@ -31,6 +31,8 @@ def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = N
             (),
             (112, 20_000),
         ),
+        # An edited file may leave tensors out.
+        ("_embedding_bag", [spec()], [spec(2, 5)], (), (0, 40)),
     ],
 )
 def test_each_tensor_moves_once(
