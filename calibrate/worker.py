@@ -49,6 +49,7 @@ from calibrate.task import (
 )
 from perfmodel.documents.observation import FailedObservation, Observation
 from perfmodel.layout import parse_layout
+from perfmodel.tracing.fork import Fork
 
 #: Of a training on several ranks, its model built and drawn: the slowest takes some 10 s. [s]
 _LONGEST_S: Final = 60.0
@@ -102,9 +103,11 @@ def _alone(
     That holds in later starts, too.
     """
     said = f"training took longer than {_LONGEST_S:g} s; ranks may wait for each other"
-    lines = Path(order.output).read_text(encoding="utf-8").splitlines() if in_place else ()
-    failed = map(FailedObservation.model_validate_json, (line for line in lines if said in line))
-    too_long = {entry.setting.workload for entry in failed}
+    too_long: set[str] = set()
+    if in_place:
+        # Read in a copy: to free the text would teach the C library to keep memory, here and in all later copies.
+        with Fork(partial(_failed_with, said, Path(order.output))) as copy:
+            too_long = copy.result()
 
     def observe(task: Task) -> str:
         size = num_ranks(task)
@@ -128,6 +131,13 @@ def _alone(
             raise TimeoutError(said) from None
 
     return carry_out, lambda: None
+
+
+def _failed_with(said: str, output: Path) -> set[str]:
+    """Workloads whose failure says so in a file of observations."""
+    lines = output.read_text(encoding="utf-8").splitlines()
+    failed = map(FailedObservation.model_validate_json, (line for line in lines if said in line))
+    return {entry.setting.workload for entry in failed}
 
 
 def _together(order: WorkOrder) -> tuple[CarryOut, Callable[[], None]]:

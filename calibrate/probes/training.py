@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -367,14 +368,18 @@ def _built(
         batches = tree_map_only(Tensor, session.measured.pinned, batches)
         return module.train(), itertools.cycle([*map(tree_flatten, batches)])
 
-    def others() -> list[list[Tensor]]:
+    def others() -> None:
         die_with_parent()
         _, batches = _drawn(session, source, micro_batch)
-        # A part of a tensor would be sent with the whole, and what is no tensor perhaps not at all.
-        return [[leaf.clone() for leaf in _tensors(batch)] for batch in batches[1:]]
+        # A part of a tensor would be written with the whole, and what is no tensor perhaps not at all.
+        torch.save([[leaf.clone() for leaf in _tensors(batch)] for batch in batches[1:]], file)
 
-    with Fork(others) as copy:
-        drawn = copy.result()
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/batches"
+        with Fork(others) as copy:
+            copy.result()
+        # Mapped: to free what they were read into would teach the C library to keep memory that a plain loop maps.
+        drawn = torch.load(file, mmap=True, weights_only=True)
     module = source.build()
     leaves, structure = tree_flatten(_batch(source, micro_batch))
     batches = [(leaves, structure)]

@@ -1,5 +1,7 @@
 """What a rank makes of a task that fails: which failures are data, and which end the launch."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -167,3 +169,67 @@ def test_runs_of_the_judge_use_the_collectives_of_their_device(
     monkeypatch.setenv("MASTER_PORT", "1")
     join("task", rank=0, world_size=2, device_kind=kind)
     assert joined == [backend]
+
+
+MODELS = """
+import torch
+from torch import nn
+
+
+
+def narrow(features=4):
+    return nn.Linear(features, 2), torch.randn(4, features)
+
+
+def wide():
+    return narrow(10_000)
+"""
+NEW_PAGES = """
+import resource
+import sys
+from types import SimpleNamespace
+
+import torch
+
+from calibrate.device import Cpu
+from calibrate.probes import Session
+from calibrate.probes.training import trained
+from calibrate.task import WorkOrder
+from calibrate.worker import _alone
+from perfmodel.tracing.fork import Fork
+from tests.perfmodel.tracing.method import SGD_LOOP
+
+code, output = sys.argv[1:]
+
+
+def new_pages(name):
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
+    step = SimpleNamespace(micro_batch=4, method=SGD_LOOP)
+    trained(session, f"{code}:{name}", step, target_s=0.01)
+    torch.ones(2**21)  # The C library has learned to keep 8 MiB if the next ones lie there.
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**21)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def in_a_copy(name):
+    with Fork(lambda: new_pages(name)) as copy:
+        print(copy.result(within_s=60))
+
+
+in_a_copy("narrow")
+in_a_copy("wide")
+_alone(WorkOrder(device_kind="cpu", output=output, tasks=()), None, in_place=True)
+in_a_copy("narrow")
+"""
+
+
+def test_training_in_place_meets_new_pages_as_a_plain_loop_does(tmp_path: Path) -> None:
+    """Neither batches that were drawn elsewhere nor a file of earlier rounds teach the C library to keep memory."""
+    code, output = tmp_path / "models.py", tmp_path / "observations.jsonl"
+    code.write_text(MODELS)
+    output.write_text(f"{'':100000}\n" * 200)
+    command = (sys.executable, "-c", NEW_PAGES, str(code), str(output))
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    plain, with_batches, with_rounds = map(int, told.stdout.split())
+    assert min(with_batches, with_rounds) >= plain / 2
