@@ -67,7 +67,7 @@ class ProfileRequest:
 def wait_for_another_occasion(
     request: ProfileRequest, on_progress: Callable[[Progress], None]
 ) -> None:
-    """Wait until 20 minutes after the calibration, unless told to run soon."""
+    """Wait until 20 minutes after the last step of the calibration, unless told to run soon."""
     if request.soon or not request.profile.origin.made_utc:
         return
     made_s = dt.datetime.fromisoformat(request.profile.origin.made_utc).timestamp()

@@ -64,7 +64,7 @@ def fit_profile(
 ) -> ProfileDocument:
     """Fit a profile to a file of raw observations; ``provenance`` may follow from its environment.
 
-    One that follows is as old as the last measurement: fitted again, a calibration is no younger.
+    One that follows is as old as the last step, which tells when it began: fitted again, a calibration is no younger.
     ``MeasurementFailed`` if there are no training steps to fit.
     """
     observations = read_observations(observations_path)

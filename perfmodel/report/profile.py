@@ -136,7 +136,7 @@ def _measured(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     yield "Ranks", f"{nodes} x {profile.ranks_per_node}, {profile.backend}"
     versions = document.provenance.versions.items()
     yield "Software", listed(f"{name} {text}" for name, text in versions)
-    yield "Measured", f"{profile.num_rounds} rounds, written {profile.origin.made_utc}"
+    yield "Measured", f"{profile.num_rounds} rounds, last step {profile.origin.made_utc}"
     again = profile.repeatability
     yield (
         "Repeatability",

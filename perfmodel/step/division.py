@@ -104,10 +104,10 @@ def units(trace: SymbolicStep, memory: StepMemory | None) -> tuple[Unit, ...]:
             None,
         )
         width = None if entering is None else trace.tensors[entering].shape[-1:]
-        counts = Counter(
-            (call.operator, call.phase, _is_divisible(trace, call, block, rows, width))
-            for call in own
-        )
+        counts: Counter[tuple[int, Phase, bool]] = Counter()
+        for call, times in Counter(own).items():
+            is_divisible = _is_divisible(trace, call, block, rows, width)
+            counts[call.operator, call.phase, is_divisible] += times
         found.append(
             Unit(
                 path="" if block is None else block.path,

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from socket import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,6 +281,32 @@ def test_a_key_that_stands_twice_is_found_in_lines_like_others(
     append_line(path, lines[2])
     with pytest.raises(InvalidDocument, match="line 3: every key must stand once"):
         read_observations(path)
+
+
+def test_a_text_without_its_end_is_not_searched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From each of its marks the search would go to the end of the line: 300 kB took minutes."""
+    searched: list[bytes] = []
+
+    def search(_: object, line: bytes) -> bytes:
+        searched.append(line)
+        return line
+
+    monkeypatch.setattr(documents, "_TEXT", SimpleNamespace(sub=search))
+    path = tmp_path / "observations.jsonl"
+    path.write_text(LINE + "\n" + '"\\' * 1000 + "\n", encoding="utf-8")
+    with pytest.raises(InvalidDocument, match="line 2: "):
+        read_observations(path)
+    assert searched == [LINE.encode()]
+
+
+def test_lines_that_were_read_are_not_kept() -> None:
+    """64 MiB of unlike lines would take twice the memory."""
+    shapes: set[bytes] = set()
+    for letter in ("a", "b"):
+        assert documents._is_surely_strict(f'{{"key":"{letter * 1000}"}}'.encode(), shapes)
+    assert sum(map(len, shapes)) == 64
 
 
 def test_a_task_that_is_recorded_twice_is_named(tmp_path: Path) -> None:

@@ -103,6 +103,13 @@ def test_a_step_that_repeats_its_calls_for_ever_is_refused() -> None:
     """Each call is placed in its unit: 1e29 of them would take all time."""
     step = traced()
     [first, *others] = step.segments
-    with pytest.raises(ValueError, match="calls must be <= 250,000, got 2700"):
-        replace(step, segments=(replace(first, count=9 * 10**29), *others))
+    far = replace(first, count=10**29)
+    for segments, match in (
+        ((far, *others), "calls must be <= 1,000,000, got 3.*; trace a shorter sequence"),
+        ((first, replace(far, calls=())), "calls must be <= 1,000,000, got 1"),
+        ((far, replace(first, count=-(10**29))), "count must be >= 1, got -1"),
+        ((replace(first, count=0), *others), "count must be >= 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            replace(step, segments=segments)
     assert replace(step, segments=(replace(first, count=1000), *others)).call_counts()
