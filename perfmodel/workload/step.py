@@ -180,7 +180,7 @@ USUAL_METHOD: Final = StepMethod(
 
 #: Operators of one step; 126 layers of 405 G parameters call some 20,000. Five bidirectional layers of GRU, which run
 #: place by place on a processor, call some 480,000 over 1,024 places.
-MOST_CALLS: Final = 1_000_000
+MOST_CALLS: Final = 500_000
 _WHAT: Final = attrgetter("operator", "phase")
 
 
