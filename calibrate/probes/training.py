@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from torch.utils._pytree import (
 )
 
 from calibrate.device import HOLD_S, Clock, Device
+from calibrate.locks import work_folder
 from calibrate.probes import Session, repeats_within
 from calibrate.processes import die_with_parent
 from calibrate.task import StepTask
@@ -374,12 +374,12 @@ def _built(
         # A part of a tensor would be written with the whole, and what is no tensor perhaps not at all.
         torch.save([[leaf.clone() for leaf in _tensors(batch)] for batch in batches[1:]], file)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with work_folder("perfmodel-batches-") as folder:
         file = f"{folder}/batches"
         with Fork(others) as copy:
             copy.result()
         # Mapped: to free what they were read into would teach the C library to keep memory that a plain loop maps.
-        drawn = torch.load(file, mmap=True, weights_only=True)
+        drawn = torch.load(file, mmap=True, weights_only=False)  # written by this very program
     module = source.build()
     leaves, structure = tree_flatten(_batch(source, micro_batch))
     batches = [(leaves, structure)]

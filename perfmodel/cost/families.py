@@ -178,7 +178,7 @@ def by_channel_alone(name: str) -> bool:
 
 def attends(name: str) -> bool:
     """Whether a family is attention in one kernel."""
-    return name.startswith(_ATTENTION)
+    return name.startswith(_ATTENTION) and name.split(maxsplit=1)[0] in _FEATURES
 
 
 def family_on(name: str, *, gpu: bool) -> str:
@@ -288,7 +288,7 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
         image = _largest_input(operator)
         again = image.size_bytes / max(1, _channels(image))
         on_gpu = _by_channel(image, kind)
-    elif _ATTENTION in kind and kind in _FEATURES:
+    elif attends(kind):
         on_gpu = (operator.flop * _in_tiles(operator),)
     return (1.0, operator.flop, *parts, again, *(on_gpu if gpu else ()))
 

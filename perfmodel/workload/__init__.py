@@ -278,8 +278,8 @@ def traffic_bytes(
 
 
 def num_named(inputs: Specs) -> int:
-    """Rows that the integers among an operator's tensors name: the most of them are indices."""
-    return max((spec.num_elements for spec in inputs if "int" in spec.dtype), default=0)
+    """Rows that the indices among an operator's tensors name: the first integers."""
+    return next((spec.num_elements for spec in inputs if "int" in spec.dtype), 0)
 
 
 def flop(name: str, inputs: Specs, outputs: Specs, arguments: str) -> Flop:

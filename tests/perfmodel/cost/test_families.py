@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.families import (
+    attends,
     family,
     family_on,
     features,
@@ -352,6 +353,15 @@ def test_attention_multiplies_whole_tiles() -> None:
     called = operator("aten._scaled_dot_product_efficient_attention.default", (head,) * 3, (head,))
     called = replace(called, flop=9.0)
     assert work(called)[6:] == pytest.approx((9.0 * (64 / 24) ** 2 * 2,))
+
+
+def test_attention_without_features_of_its_own_has_no_tiles() -> None:
+    """Kernels to come are like any operator."""
+    name = "_scaled_dot_product_fused_attention_overrideable"
+    head = spec(2, 1, 24, 32)
+    assert len(work(operator(f"aten.{name}.default", (head,) * 3, (head,)))) == 6
+    assert not attends(name)
+    assert attends("_scaled_dot_product_efficient_attention in 16 bit")
 
 
 def test_a_recurrence_without_timings_is_like_that_in_16_bit() -> None:

@@ -31,6 +31,14 @@ def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = N
             (),
             (112, 20_000),
         ),
+        # Of bags that keep their maximum, a gradient reads where that was, too; rows are named by indices alone.
+        (
+            "_embedding_bag_backward",
+            [spec(2, 5), spec(4, dtype="int64"), spec(2, 5, dtype="int64")],
+            [spec(1000, 5)],
+            (),
+            (192, 20_000),
+        ),
         # An edited file may leave tensors out.
         ("_embedding_bag", [spec()], [spec(2, 5)], (), (0, 40)),
     ],
