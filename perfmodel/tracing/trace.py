@@ -151,8 +151,8 @@ def _recorded(
     """A step at a micro-batch and at twice as many samples; of the whole model, or as its layers repeat."""
 
     def record(micro_batch: int, ran_at: int | None = None) -> RecordedStep:
-        # It would look for NaN among values, which a trace does not have.
-        with torch.autograd.set_detect_anomaly(False):  # type: ignore[no-untyped-call]
+        # A factory may leave gradients off, or look for NaN among values, which a trace does not have.
+        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # type: ignore[no-untyped-call]
             steps = [record_step(model, micro_batch, ran_at=ran_at) for model in models]
         return steps[0] if len(steps) == 1 else deepened(steps, source.depth)
 

@@ -3,7 +3,7 @@
 ``python -m tests.benchmarks.rejudge docs/records/network``, or ``validation``, which fits ``docs/records/calibration``
 again first. ``... validation --without PART``, or ``all``, fits it without one part at a time. A part pays if it gains
 0.5 points of MAPE or 5 points of coverage. ``... FILE.jsonl.xz``: how well plain loops predict plain loops.
-``docs/records/others``: how many runs of each campaign intervals hold, by estimators like today's, fitted to all others.
+``docs/records/others``: how many runs of each campaign intervals hold, by estimators like today's of all others.
 """
 
 import argparse

@@ -211,6 +211,18 @@ def test_a_file_may_look_for_anomalies(run: Run, tmp_path: Path) -> None:
         assert torch.is_anomaly_enabled()
 
 
+def test_a_file_may_leave_gradients_off(run: Run, tmp_path: Path) -> None:
+    """Where it is imported, as where it builds: a trace of training has a backward pass."""
+    path = tmp_path / "off.py"
+    path.write_text(
+        "import torch\n"
+        "torch.set_grad_enabled(False)\n"
+        "def make(): return torch.nn.Linear(4, 3), torch.zeros(1, 4)\n"
+    )
+    with torch.enable_grad():
+        assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
+
+
 @pytest.mark.parametrize(("usual", "shapes"), [("_USUAL_CALLS", 1), ("_USUAL_CALLS_OF_FEW", 500)])
 def test_a_pass_without_an_end_is_refused(
     run: Run, factories: Path, monkeypatch: pytest.MonkeyPatch, usual: str, shapes: int
