@@ -38,6 +38,8 @@ Count: TypeAlias = Annotated[int, Gt(0)]
 
 #: Standard deviations to either side that hold the middle 90 %.
 DEVIATE_90: Final = 1.6448536269514715
+#: Deviate of Student's distribution with four degrees of freedom that 5 % exceed: tails of errors are heavy.
+HEAVY_TAILED_90: Final = 2.132
 #: Standard error of the median of many values over that of their mean.
 MEDIAN_OVER_MEAN: Final = math.sqrt(math.pi / 2)
 #: Ratio of throughputs above which something is faster; less is rounding, which differs by processor.

@@ -24,14 +24,18 @@ from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
-    HEAVY_TAILED_90,
     CurvePoint,
     LayoutCost,
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
 )
-from perfmodel.statistics import expected_largest_deviate, heavy_tailed_quantiles, slowest_pace
+from perfmodel.statistics import (
+    HEAVY_TAILED_90,
+    expected_largest_deviate,
+    heavy_tailed_quantiles,
+    slowest_pace,
+)
 from perfmodel.step import Cause, StepProgram, gradient_buckets
 from perfmodel.step.compile import compile_step
 from perfmodel.units import Bytes

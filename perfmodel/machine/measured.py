@@ -15,8 +15,6 @@ from perfmodel.workload import Workload
 #: Precisions that devices compute in at different rates; 16-bit types share one.
 Precision = Literal["fp32", "half"]
 MemoryFormat = Literal["contiguous", "channels_last"]
-#: Deviate of Student's distribution with four degrees of freedom that 5 % exceed: tails of errors are heavy.
-HEAVY_TAILED_90: Final = 2.132
 #: Variance of an occasion over that of a run: ten campaigns of ``validate`` on processors, each left out, 0.3 to 0.5.
 #: GPUs take it, too: those that ship vary less than the least, 0.6 %.
 OCCASION_OVER_RUN: Final = 0.43

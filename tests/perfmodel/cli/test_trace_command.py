@@ -198,29 +198,16 @@ def test_a_file_may_change_where_modules_are_found(
     assert set(before) < set(sys.path)
 
 
-def test_a_file_may_look_for_anomalies(run: Run, tmp_path: Path) -> None:
-    """In training; a trace has no values in which NaN could stand."""
-    path = tmp_path / "looking.py"
+@pytest.mark.parametrize("mode", ["autograd.set_detect_anomaly(True)", "set_grad_enabled(False)"])
+def test_a_file_may_set_how_gradients_are_taken(run: Run, tmp_path: Path, mode: str) -> None:
+    """A trace has a backward pass, and no values in which NaN could stand."""
+    path = tmp_path / "setting.py"
     path.write_text(
-        "import torch\n"
-        "torch.autograd.set_detect_anomaly(True)\n"
-        "def make(): return torch.nn.Linear(4, 3), torch.zeros(1, 4)\n"
+        f"import torch\ntorch.{mode}\ndef make(): return torch.nn.Linear(4, 3), torch.zeros(1, 4)\n"
     )
-    with torch.autograd.set_detect_anomaly(False):
+    with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):
         assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
-        assert torch.is_anomaly_enabled()
-
-
-def test_a_file_may_leave_gradients_off(run: Run, tmp_path: Path) -> None:
-    """Where it is imported, as where it builds: a trace of training has a backward pass."""
-    path = tmp_path / "off.py"
-    path.write_text(
-        "import torch\n"
-        "torch.set_grad_enabled(False)\n"
-        "def make(): return torch.nn.Linear(4, 3), torch.zeros(1, 4)\n"
-    )
-    with torch.enable_grad():
-        assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
+        assert torch.is_anomaly_enabled() == ("anomaly" in mode)
 
 
 @pytest.mark.parametrize(("usual", "shapes"), [("_USUAL_CALLS", 1), ("_USUAL_CALLS_OF_FEW", 500)])
