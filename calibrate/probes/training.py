@@ -156,13 +156,18 @@ def _rank_steps(session: Session, trainer: Trainer, task: StepTask) -> RankSteps
     setting = task.setting
     # DDP forms its final buckets after its first step; a second is as long as later ones. A GPU learns for longer.
     is_new = session.asynchronous and not trainer.is_warm
-    warm_s = _run(session, trainer, setting, num_steps=3 if is_new else 2)
+    warm_s = _run(session, trainer, setting, num_steps=3 if is_new else 2)["step"]
+    # Each task has new processes on a processor.
+    while not session.asynchronous and session.agree(
+        sum(warm_s) < _WARM_UP_S, world_size=setting.world_size
+    ):
+        warm_s += _run(session, trainer, setting, num_steps=1)["step"]
     trainer.is_warm = True
     session.measured.reset_peak()
     num_steps = session.agree(
         repeats_within(
             task.target_s,
-            warm_s["step"][1:],
+            warm_s[1:],
             minimum=task.min_steps,
             maximum=min(_MAXIMUM_STEPS, session.measured.most_repeats),
         ),
