@@ -55,13 +55,13 @@ memory: machine device device-kind device-memory devices gradient-as-bucket-view
 network:
 network check: LOG bucket-cap-mb cluster collective device json machine nic-bandwidth nics profile workload unsealed
 plan:
-plan options: PLAN export json output report today verbose unsealed
+plan options: PLAN json output report today verbose unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
     profile sequence-length top verbose unsealed
 predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure nodes-like output plot profile samples scaling sequence-length
     sync-every-step trace validation verbose workload unsealed
-report: json devices out profile validation workloads unsealed
+report: json devices out profile validation unsealed
 serve: machine cluster port profile validation workload unsealed
 trace: MODEL json checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length

@@ -64,17 +64,6 @@ def choice(flag: str, choices: Sequence[str], meaning: str) -> Any:
     return parsed(lambda text: one_of(flag, text, choices), metavar, flag, meaning)
 
 
-def picture(flag: str, forms: Sequence[str], meaning: str) -> Any:
-    """An option that is a file to write whose ending says its form."""
-
-    def parse(text: str) -> Path:
-        if Path(text).suffix not in forms:
-            raise ValueError(f"must end in {', '.join(forms[:-1])} or {forms[-1]}, got {text!r}")
-        return Path(text)
-
-    return parsed(parse, "FILE", flag, meaning)
-
-
 def _names(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(",")) if text else ()
     if "" in found:
@@ -108,6 +97,12 @@ def _whole(text: str, least: float = 1, most: float = math.inf) -> int:
 def _file(text: str) -> Path:
     if not text:  # Python takes it for the folder where the command runs
         raise ValueError("must name a file or folder, got nothing; . is this one")
+    return Path(text)
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix not in (".svg", ".png"):
+        raise ValueError(f"must end in .svg or .png, got {text!r}")
     return Path(text)
 
 
@@ -157,10 +152,11 @@ def _day(text: str) -> dt.date:
 size = partial(parsed, _above_zero(parse_bytes), "SIZE")
 #: Such as 25GB/s. [B/s]
 bandwidth = partial(parsed, _above_zero(parse_bandwidth), "RATE")
-#: Words as they are; several, separated by commas; a file or folder.
+#: Words as they are; several, separated by commas; a file or folder; a file to write a plot to.
 text = partial(parsed, str, "TEXT")
 names = partial(parsed, _names, "TEXT")
 file = partial(parsed, _file, "PATH")
+picture = partial(parsed, _picture, "FILE")
 
 
 def bounded(least: float = -math.inf, most: float = math.inf) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ _NO_MEASURE = typer.Option(
     "--no-measure",
     help="Read calibrated curves instead of timing what a traced workload has new (40 s).",
 )
-_PLOT = opt.picture("--plot", (".svg", ".png"), "Write a plot, .svg or .png.")
+_PLOT = opt.picture("--plot", "Write a plot, .svg or .png.")
 _TRACE = opt.file("--trace", "Write the step at the largest count as a Chrome trace.")
 _SET = typer.Option(
     "--set",
@@ -443,12 +443,12 @@ def whatif(
 ) -> None:
     """Change fields of the machine, the workload or the strategy: before, after, and why."""
     if fields:
-        from perfmodel.report.prediction import fields_lines
         from perfmodel.scenarios.fields import FIELDS
 
-        rows = [(f.name, f.example, f.meaning) for f in FIELDS]
-        named = [dict(zip(("field", "example", "meaning"), row, strict=True)) for row in rows]
-        show_answer({"fields": named}, lines=fields_lines(rows))
+        named = [{"field": f.name, "example": f.example, "meaning": f.meaning} for f in FIELDS]
+        width = max(len(f"{f.name}={f.example}") for f in FIELDS)
+        lines = [f"{f'{f.name}={f.example}':{width}}  {f.meaning}" for f in FIELDS]
+        show_answer({"fields": named}, lines=lines)
         return
     _refuse_beside_layout(context, {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out"})
     from perfmodel.scenarios import Scenario, compare_scenarios
@@ -556,14 +556,10 @@ def serve(
         typer.echo("ended", err=True)
 
 
-_NAMES = opt.names("--workloads", "Workloads to predict, separated by commas; default: all.")
-
-
 def report(
     *,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
     validation: opt.Validation = None,
-    workloads: Annotated[Sequence[str], _NAMES] = (),
     devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
     out: opt.Folder = Path("runs/report"),
 ) -> None:
@@ -578,12 +574,11 @@ def report(
     document = ProfileDocument.read(profile)
     machine = document.machine
     judged = None if validation is None else ValidationDocument.read(validation)
-    chosen = workloads or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=tuple(devices), scaling="weak")
     with working("report"):
         predictions = [
-            table(open_question(machine, name, validation=judged, where="--workloads"), request)[0]
-            for name in chosen
+            table(open_question(machine, entry.workload.name, validation=judged), request)[0]
+            for entry in machine.workloads
         ]
         page, pictures = report_html(document, predictions=predictions, judged=judged)
         write_atomically(out / "report.html", page)

@@ -419,53 +419,9 @@ def _format_of(path: Path, log: LastLines) -> str:
     if not held:
         raise InvalidDocument(
             f"{path}: log holds no step of {', '.join(FORMATS)}; name its lines with --log-format, such as "
-            f"{_likely_pattern(log.lines)}"
+            "'regex:took (?P<ms>[0-9.]+) ms'"
         )
     return held[0]
-
-
-_PER_SECOND: Final = r"_?per_?s(?:ec(?:ond)?)?"
-#: What stands before and after a number, by the group of a pattern: keys of fairseq, DeepSpeed, NeMo and others,
-#: then units, the longer ones first.
-_GUESSED: Final = (
-    ("it_per_s", rf"(?:ups|(?:it|iters?|steps?|updates?){_PER_SECOND})", ""),
-    ("tokens_per_s_per_gpu", rf"tok(?:en)?s?{_PER_SECOND}_per_(?:gpu|device)", ""),
-    ("tokens_per_s", rf"(?:wps|tok(?:en)?s?{_PER_SECOND})", ""),
-    ("samples_per_s", rf"(?:curr)?(?:samples?|images?|imgs?){_PER_SECOND}", ""),
-    ("ms", r"(?:step|iter|iteration|batch)?_?time_?\(?ms\)?", ""),
-    ("s", r"(?:(?:train_)?step_timing in s|(?:step_|iter_|batch_)?time(?:_s)?)", ""),
-    ("ms", "", r"\s?ms(?:ec)?(?:/\w+)?"),
-    ("it_per_s", "", r"\s?(?:it|iters?|steps?|batch(?:es)?)/s(?:ec)?"),
-    ("tokens_per_s", "", r"\s?tok(?:en)?s?/s(?:ec)?"),
-    ("samples_per_s", "", r"\s?(?:samples?|images?|imgs?)/s(?:ec)?"),
-    ("s", "", r"\s?s(?:ec(?:onds?)?)?(?:/\w+)?"),
-)
-_MOST_SOUGHT: Final = 2000
-
-
-def _likely_pattern(lines: Sequence[str]) -> str:
-    """A pattern for the number with a key or a unit that most lines hold; an example where none does."""
-    columns = lines[0].split(",") if lines else []
-    for group, key, _ in _GUESSED if len(columns) > 1 else ():
-        for place, name in enumerate(columns):
-            bare = name.strip(' "\r').casefold()
-            # A column "time" is that of a clock, or since the start.
-            if key and re.fullmatch(key, bare, re.IGNORECASE) and not bare.startswith("time"):
-                return f"'regex:^(?:[^,]*,){{{place}}}\"?(?P<{group}>[0-9.eE+-]+)', which reads the column {name}"
-    found: Counter[tuple[str, str, str]] = Counter()
-    for line in lines[:_MOST_SOUGHT]:
-        for group, key, unit in _GUESSED:
-            before = rf"(?<!\w){key}[\"']?\s*[:=]\s*[\"']?" if key else r"(?<![\w.:])"
-            after = rf"({unit})(?![\w/])" if unit else r"()(?![\w./:-])(?!\s(?:ms|us|min)\b)"
-            number = rf"({before})[\d.]*\d{after}"
-            match = re.search(number, line[:MOST_CHARACTERS], re.IGNORECASE)
-            found.update([(group, match[1], match[2])] if match else [])
-    [((group, before, after), count)] = found.most_common(1) or [(("", "", ""), 0)]
-    if count < _LEAST_LINES:
-        return "'regex:took (?P<ms>[0-9.]+) ms'; no line has a time or a speed in a known unit"
-    # Apostrophes would end the shell's word.
-    before = re.sub(r"[()]", r"\\\g<0>", before).replace("'", ".")
-    return f"'regex:{before}(?P<{group}>[0-9.]+){after}', which fits {count} of them"
 
 
 def _read(

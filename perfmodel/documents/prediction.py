@@ -1,10 +1,12 @@
 """The prediction: quantities with intervals, evidence per term, caveats."""
 
-from typing import Annotated, ClassVar, Literal
+import importlib
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from perfmodel.documents import Document, Provenance, Record, Shown
+from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval, Share
@@ -157,6 +159,16 @@ class PredictionDocument(Shown, Document):
     samples: PositiveFloat | None = None
     """Of the whole training, where the time to them was asked."""
     caveats: tuple[str, ...]
+
+    def plot(self) -> Any:
+        """A ``matplotlib`` figure: speed-up and efficiency over devices; ``UsageError`` without matplotlib."""
+        try:
+            figures = importlib.import_module("perfmodel.report.figures")
+        except ImportError:
+            raise UsageError(
+                "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
+            ) from None
+        return figures.speedup_figure([self])
 
 
 class Contrast(Record):

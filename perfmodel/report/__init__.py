@@ -12,7 +12,7 @@ from functools import reduce
 from html import escape
 from itertools import zip_longest
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from unicodedata import east_asian_width
 
 from perfmodel.documents import QUIET
@@ -28,9 +28,6 @@ from perfmodel.units import (
     format_rate,
     parse_duration,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEFINITIONS: Final[dict[str, str]] = {
     "Step": "One optimizer update, from the end of one step to the end of the next; of a "
@@ -372,17 +369,6 @@ def facts(title: str, found: Iterable[tuple[str, object]]) -> Table:
 #: As the command line without a terminal.
 _COLUMNS: Final = 80
 
-Row = dict[str, object]
-
-
-class Bars(NamedTuple):
-    """A bar per row: its length and the name beside it are columns."""
-
-    length: str
-    axis: str
-    unit: float
-    name: str
-
 
 class Kind(NamedTuple):
     """How answers of one type are shown: by functions of a module of this package."""
@@ -392,48 +378,24 @@ class Kind(NamedTuple):
     lines: str = ""
     records: str | Callable[[Any], Any] = lambda _: ()
     """What rows are made of, by a function of the module or here; each nested value becomes a column."""
-    bars: Bars | None = None
 
 
-#: More bars are not read.
-_MOST_BARS: Final = 24
 #: By the name of the type.
 _KINDS: Final = {
     "PredictionDocument": Kind("prediction", ("prediction_table",), "prediction_lines", "rows"),
-    "WhatIfDocument": Kind(
-        "prediction",
-        ("whatif_table",),
-        "whatif_lines",
-        "scenario_rows",
-        Bars("step_nominal_s", "Step [s]", 1.0, "scenario"),
-    ),
-    "Explanation": Kind(
-        "prediction",
-        (),
-        "explanation_lines",
-        attrgetter("losses"),
-        Bars("lost_s", "Lost time [ms]", 1e-3, "cause"),
-    ),
+    "WhatIfDocument": Kind("prediction", ("whatif_table",), "whatif_lines", "scenario_rows"),
+    "Explanation": Kind("prediction", (), "explanation_lines", attrgetter("losses")),
     "MemoryReport": Kind(
         "memory",
         ("memory_table", "remedies_table"),
         "memory_lines",
         lambda found: found.as_json()["techniques"],
-        Bars("needed_bytes", "Memory [GiB]", 2.0**30, "name"),
     ),
     "Diagnosed": Kind(
-        "diagnosis",
-        ("diagnosis_table",),
-        "diagnosis_lines",
-        attrgetter("found.fits"),
-        Bars("odds", "Odds [%]", 0.01, "cause"),
+        "diagnosis", ("diagnosis_table",), "diagnosis_lines", attrgetter("found.fits")
     ),
     "ParallelismPlanDocument": Kind(
-        "plan",
-        ("search_table",),
-        "search_lines",
-        attrgetter("ranked"),
-        Bars("step_s_nominal", "Step [s]", 1.0, "layout"),
+        "plan", ("search_table",), "search_lines", attrgetter("ranked")
     ),
     "PlanDocument": Kind(
         "plan",
@@ -442,15 +404,8 @@ _KINDS: Final = {
         lambda found: [
             {"choice": f"{row.option}, {row.devices}", **row.model_dump()} for row in found.ranked
         ],
-        Bars("cost_nominal", "Cost", 1.0, "choice"),
     ),
-    "CostDocument": Kind(
-        "plan",
-        ("cost_table",),
-        "cost_lines",
-        attrgetter("options"),
-        Bars("per_useful_device_hour", "Cost of a useful device-hour", 1.0, "cost_name"),
-    ),
+    "CostDocument": Kind("plan", ("cost_table",), "cost_lines", attrgetter("options")),
     "GoodputDocument": Kind(
         "plan",
         ("goodput_table",),
@@ -458,36 +413,21 @@ _KINDS: Final = {
         lambda found: [
             {"activity": name, "mean_s": spent_s} for name, spent_s in found.spent_mean_s.items()
         ],
-        Bars("mean_s", "Mean time [days]", 86400.0, "activity"),
     ),
-    "AcceptanceTerms": Kind(
-        "plan",
-        ("terms_table",),
-        "terms_lines",
-        attrgetter("clause"),
-        Bars("reference_error", "Uncertainty [%]", 0.01, "name"),
-    ),
+    "AcceptanceTerms": Kind("plan", ("terms_table",), "terms_lines", attrgetter("clause")),
     "AcceptanceDocument": Kind(
-        "plan",
-        ("judgement_table",),
-        "judgement_lines",
-        attrgetter("judged"),
-        Bars("probability_kept", "Kept with [%]", 0.01, "clause_name"),
+        "plan", ("judgement_table",), "judgement_lines", attrgetter("judged")
     ),
     "ProfileDiffDocument": Kind(
-        "profile",
-        ("differences_table", "moved_table"),
-        "diff_lines",
-        attrgetter("differences"),
-        Bars("z", "Difference over its uncertainty", 1.0, "what"),
+        "profile", ("differences_table", "moved_table"), "diff_lines", attrgetter("differences")
     ),
     "WorkloadDocument": Kind("memory", (), "trace_lines"),
     "BatchDocument": Kind("plan", ("batch_table",), "batch_lines"),
     "ProfileDocument": Kind("profile", ("profile_table",)),
     "ValidationDocument": Kind("validation", ("steps_table",), "summary_lines"),
     "ModelsValidationDocument": Kind("validation", ("models_table",), "models_lines"),
-    "PublishedDocument": Kind("validation", ("published_table",), "published_lines"),
-    "NetworkVerdict": Kind("validation", ("network_table",), "verdict_lines"),
+    "PublishedDocument": Kind("validation", ("series_table",), "published_lines"),
+    "NetworkVerdict": Kind("validation", ("series_table",), "verdict_lines"),
     "StrategiesDocument": Kind(
         "validation", ("strategies_table", "families_table"), "verdict_lines"
     ),
@@ -528,15 +468,6 @@ def html_of(found: object) -> str:
     return "\n".join((*written, f"<p>{'<br>'.join(map(escape, lines))}</p>"))
 
 
-def rows_of(found: object) -> list[Row]:
-    """A record per point, cause, change or layout of an answer, in SI units."""
-    from pydantic_core import to_jsonable_python  # noqa: PLC0415
-
-    kind, module = _kind_of(found)
-    records = getattr(module, kind.records) if isinstance(kind.records, str) else kind.records
-    return [dict(_flat(each)) for each in to_jsonable_python(records(found))]
-
-
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if isinstance(value, dict):
@@ -546,7 +477,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, ob
 
 
 def frame_of(found: object) -> Any:
-    """A ``pandas.DataFrame`` of the rows.
+    """A ``pandas.DataFrame``: a record per point, cause, change or layout of an answer, in SI units.
 
     Raises ``UsageError`` without pandas.
     """
@@ -554,25 +485,8 @@ def frame_of(found: object) -> Any:
         pandas = importlib.import_module("pandas")  # not a dependency
     except ImportError:
         raise UsageError("to_frame: needs pandas, got none; pip install pandas") from None
-    return pandas.DataFrame(rows_of(found))
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415
 
-
-def figure_of(found: object) -> "Figure":
-    """Speed-up and efficiency over devices; of answers that rank, a bar per row.
-
-    Raises ``UsageError`` without matplotlib.
-    """
-    try:
-        from perfmodel.report.figures import bars_figure, speedup_figure  # noqa: PLC0415 - matplotlib is an extra
-    except ImportError:
-        raise UsageError(
-            "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
-        ) from None
-    if isinstance(found, PredictionDocument):
-        return speedup_figure([found])
-    bars = _KINDS[type(found).__name__].bars
-    assert bars is not None, found
-    length, axis, unit, name = bars
-    rows = rows_of(found)[:_MOST_BARS]
-    lengths = {str(row[name]): float(str(row[length] or 0)) / unit for row in rows}
-    return bars_figure(lengths, title=title_of(found), x=axis)
+    kind, module = _kind_of(found)
+    records = getattr(module, kind.records) if isinstance(kind.records, str) else kind.records
+    return pandas.DataFrame([dict(_flat(each)) for each in to_jsonable_python(records(found))])

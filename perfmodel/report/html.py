@@ -26,6 +26,7 @@ from perfmodel.report import (
     prediction,
     profile,
     scaling_words,
+    table,
     validation,
 )
 from perfmodel.report.figures import (
@@ -180,8 +181,12 @@ _PREDICTED: Final = (
     prediction.breakdown_table,
     prediction.evidence_table,
 )
-_WRONG: Final = (
-    validation.summary_table,
+_WRONG: Final[tuple[Callable[[ValidationDocument], Table], ...]] = (
+    lambda judged: table(
+        "Errors, and gates of before the run",
+        validation.summary_lines(judged),
+        {"<In words": str},
+    ),
     validation.steps_table,
     validation.speedups_table,
     validation.repeats_table,
@@ -190,7 +195,7 @@ _WRONG: Final = (
 
 def _filled(document: _Shown, *tables: Callable[[_Shown], Table]) -> list[Table]:
     """Tables of a document that have something to show."""
-    return [shown for table in tables if (shown := table(document)).rows]
+    return [shown for of in tables if (shown := of(document)).rows]
 
 
 def _source(

@@ -394,12 +394,6 @@ def _moved(
     ]
 
 
-def fields_lines(fields: list[tuple[str, str, str]]) -> list[str]:
-    """Name, example and meaning of every field that can be set."""
-    width = max(len(f"{name}={example}") for name, example, _ in fields)
-    return [f"{f'{name}={example}':{width}}  {meaning}" for name, example, meaning in fields]
-
-
 def explanation_lines(explanation: "Explanation", *, verbose: bool = False) -> Iterator[str]:
     """Ranked causes with their share of the lost time, and one change to try for each.
 

@@ -13,7 +13,6 @@ from perfmodel.documents.verdicts import (
     ModelsValidationDocument,
     NetworkVerdict,
     PublishedDocument,
-    PublishedSeries,
     StrategiesDocument,
     ValidationDocument,
     Verdict,
@@ -113,13 +112,6 @@ def repeats_table(validation: ValidationDocument) -> Table:
     )
 
 
-def summary_table(validation: ValidationDocument) -> Table:
-    """The same as ``summary_lines``."""
-    return table(
-        "Errors, and gates of before the run", summary_lines(validation), {"<In words": str}
-    )
-
-
 def summary_lines(validation: ValidationDocument) -> Iterator[str]:
     """Verdict, errors with the noise floor beside them, coverage and gates, one per line."""
     entries: dict[str, ErrorSummary | None] = {
@@ -193,22 +185,23 @@ def models_lines(validation: ModelsValidationDocument) -> Iterator[str]:
     yield from steal_lines(validation.steal)
 
 
-def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
+def series_table(document: PublishedDocument | NetworkVerdict) -> Table:
     """One row per series and predictor; errors are predicted over measured, minus 1."""
-    found = list(found)
     beyond = {"More\ndevices": "1.mape_beyond:%"}
     return table(
-        title,
+        "Fitted on the small end of each series, judged at the large end"
+        if isinstance(document, PublishedDocument)
+        else "Collectives of this machine: fitted on a part, judged by the rest",
         [
             (f"{series.name}, {series.predicted}" if index == 0 else "", row)
-            for series in found
+            for series in document.series
             for index, row in enumerate(series.errors)
         ],
         {
             "<Series": "0",
             "<Predictor": "1.method",
             **_errors("1", "MAPE", "Median", "Worst", "Bias"),
-            **(beyond if any(series.num_beyond for series in found) else {}),
+            **(beyond if any(series.num_beyond for series in document.series) else {}),
             "In 90 %": "1.coverage:%",
         },
     )
@@ -249,18 +242,6 @@ def published_lines(document: PublishedDocument) -> Iterator[str]:
     for rows in document.rows:
         out = "".join(f"; {count:,} out: {reason}" for reason, count in rows.left_out.items())
         yield f"rows for {rows.source}: {rows.num_judged:,} judged{out}"
-
-
-def published_table(document: PublishedDocument) -> Table:
-    """Errors by published series and predictor."""
-    title = "Fitted on the small end of each series, judged at the large end"
-    return series_table(title, document.series)
-
-
-def network_table(document: NetworkVerdict) -> Table:
-    """Errors by collective, part held out and predictor."""
-    title = "Collectives of this machine: fitted on a part, judged by the rest"
-    return series_table(title, document.series)
 
 
 def verdict_lines(document: Verdict) -> list[str]:

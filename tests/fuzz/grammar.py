@@ -17,7 +17,7 @@ devices   machines dgx-a100   batch --points 64=10,128=11   fit {tmp}   fit {fol
 goodput --devices 100 --work-days 10 --mtbf-device-hours 50000 --checkpoint-s 60
 network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8
 calibrate --from-runs {runs} --device A100 --out new/inferred
-report --profile {stored} --workloads light --out written
+report --profile {stored} --devices 1 --out written
 validate published --data {tmp}   validate --from {plan}
 predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8
 memory --machine dgx-a100 --workload {traced}
@@ -87,7 +87,6 @@ _VALUES: Final[dict[str, Drawn]] = {
     "--points": _list(_form("{}={}", _NUMBER, _NUMBER)),
     "--samples-per-s": _list(_form("{}={}", _NUMBER, _NUMBER)),
     "--workload": one(words("light heavy {traced} resnet18") * 4 + _MODELS),
-    "--workloads": _list(one(["light", "heavy", *_MODELS])),
     "--models": _list(one(_MODELS)),
     "--model": one(_MODELS),
     "--device": one(_DEVICES),
@@ -106,7 +105,7 @@ _VALUES: Final[dict[str, Drawn]] = {
 #: What a command seldom does without.
 _USUAL: Final = words("--profile --workload --set")
 #: Options whose file is written: always below the folder of the command.
-_WRITTEN: Final = words("--output --out --plot --export --trace --report --campaign")
+_WRITTEN: Final = words("--output --out --plot --trace --report --campaign")
 _TARGETS: Final = [
     *words("written new/folder/written.json written.svg written.csv written.toml .hidden"),
     "a b",

@@ -24,7 +24,7 @@ COMMANDS = (
     "acceptance write --profile {stored} --output out/a.toml",
     "calibrate --from-runs {runs} --device A100 --out out/",
     "trace lenet --output out/a.json",
-    "report --profile {stored} --devices 1 --workloads light --out out/",
+    "report --profile {stored} --devices 1 --out out/",
 )
 #: The first file that a command writes into a folder.
 FIRST = {"calibrate": "inferred.json", "report": "report.html"}

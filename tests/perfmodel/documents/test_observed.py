@@ -11,7 +11,6 @@ from perfmodel import files
 from perfmodel.documents import observed
 from perfmodel.documents.observed import Logged, Unit, read_log, read_observed
 from perfmodel.errors import InvalidDocument, UsageError
-from tests.existing import existing
 
 
 @pytest.mark.parametrize(
@@ -316,40 +315,6 @@ def test_a_pasted_log_of_three_lines_is_enough(
     found, notes = read(tmp_path, text, name)
     assert found.value == pytest.approx(seconds)
     assert "first line left out" in notes[0]
-
-
-@pytest.mark.parametrize(
-    ("line", "pattern"),
-    [
-        ("[10:02] iter 7 | {} sec/iter | lr 1e-3", "'regex:(?P<s>[0-9.]+) sec/iter'"),
-        ("step 7 took {}ms", "'regex:(?P<ms>[0-9.]+)ms'"),
-        ("7: {} img/s, 3.1 loss", "'regex:(?P<samples_per_s>[0-9.]+) img/s'"),
-        (
-            '2026-11-26 | INFO | train_inner | {{"loss": "9.1", "wps": "31234", "ups": "{}", "wall": "90"}}',
-            "'regex:ups\": \"(?P<it_per_s>[0-9.]+)'",
-        ),
-        (
-            "[timer.py:260:stop] epoch=0/micro_step=10, CurrSamplesPerSec={}, MemAllocated=3.2GB",
-            "'regex:CurrSamplesPerSec=(?P<samples_per_s>[0-9.]+)'",
-        ),
-        (
-            "global_step: 7 | train_step_timing in s: {}",
-            "'regex:train_step_timing in s: (?P<s>[0-9.]+)'",
-        ),
-        ("eta: 3:20:13 time: {} data_time: 0.0086", "'regex:time: (?P<s>[0-9.]+)'"),
-        ("Train: 0 Time: {}s, 820.51/s LR: 1e-3", "'regex:(?P<s>[0-9.]+)s'"),
-        ("step,step_time_s\n7,{}", "'regex:^(?:[^,]*,){1}\"?(?P<s>[0-9.eE+-]+)'"),
-        ("time,iter_time\n90.5,{:e}", "'regex:^(?:[^,]*,){1}\"?(?P<s>[0-9.eE+-]+)'"),
-    ],
-)
-def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(
-    tmp_path: Path, line: str, pattern: str
-) -> None:
-    text = "\n".join(line.format(0.21 + i / 1000) for i in range(20))
-    with pytest.raises(InvalidDocument, match=re.escape(f"such as {pattern}, which")):
-        read(tmp_path, text)
-    value = existing(read(tmp_path, text, pattern.strip("'"))[0].value)
-    assert min(abs(value / near - 1) for near in (0.22, 0.22e-3)) < 0.02
 
 
 @pytest.mark.parametrize(
