@@ -29,7 +29,7 @@ _BUCKETS_OF = typer.Option(
 
 def network_check(
     context: typer.Context,
-    log: Annotated[Path, opt.file("LOG", "Output of nccl-tests, text or JSON.")],
+    log: Annotated[Path, opt.file("LOG", "Output of nccl-tests.")],
     *,
     device: opt.Device = None,
     profile: Annotated[Path | None, _CHECKED] = None,

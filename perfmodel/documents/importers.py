@@ -1,21 +1,19 @@
 """Files of other tools: logs of nccl-tests as measured collectives, files of trainers as training configurations.
 
-Logs are text or JSON (2.19). Text lines hold size, count, type, reduction, root, then time in us, algbw and busbw in
-GB/s (decimal) and errors, out of place and in place. The JSON dumps the whole process environment; it is dropped
-unread, because it may hold secrets. Trainers are llm-foundry, axolotl, LLaMA-Factory, Lightning and its command
-line, NeMo, torchtitan.
+Lines of logs hold size, count, type, reduction, root, then time in us, algbw and busbw in GB/s (decimal) and
+errors, out of place and in place. Trainers are llm-foundry, axolotl, LLaMA-Factory, Lightning and its command line,
+NeMo, torchtitan.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from perfmodel.errors import InvalidDocument, UsageError, reading
-from perfmodel.files import Unreadable, leaves, parse_json, parse_toml, read_text
+from perfmodel.files import Unreadable, leaves, parse_toml, read_text
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.units import MIB, decimal, format_bytes, whole
 
@@ -23,17 +21,13 @@ from perfmodel.units import MIB, decimal, format_bytes, whole
 IMPORTED_ERROR: Final = 0.02
 #: algbw is printed with two decimals: time and bandwidth must agree to that, or the units differ.
 _UNIT_TOLERANCE: Final = 0.05
-_NAMES: Final = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "Broadcast": "broadcast",
-    "AlltoAll": "all_to_all",
-    "SendRecv": "send_recv",
-}
-_UNNAMED: Final = "log does not name its collective; pass --collective"
 #: In our words.
-COLLECTIVES: Final = tuple(_NAMES.values())
+COLLECTIVES: Final = (
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+    *("all_to_all", "send_recv"),
+)
+#: By the beginning of a program's name without underscores, such as ``alltoall_perf``.
+_PROGRAMS: Final = {name.replace("_", ""): name for name in COLLECTIVES}
 _RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\s(?:\s*Group\s+(\d+)\s)?.*\son\s+(\S+)\s+device")
 #: Behind the rank, its host and the address on its bus.
 _DEVICE_NAME: Final = re.compile(r"#\s+Rank\s+\d+\s.*\sdevice\s+\d+\s+\[[^\]\s]*\]\s+(\S.*)")
@@ -74,7 +68,12 @@ def read_nccl_paste(
     Raises ``InvalidDocument`` if a test failed, its units are others, or it has no row or too many.
     """
     texts = _texts(path)
-    found = tuple(_from_log(path, text, collective) for text in texts)
+    try:
+        found = tuple(_from_text(path, text, collective) for text in texts)
+    except (ValueError, OverflowError) as error:
+        raise InvalidDocument(
+            f"{path}: a number of the log is damaged: {error}; save it again"
+        ) from error
     if (rows := sum(len(each.points) for each in found)) > _MOST_ROWS:
         raise InvalidDocument(
             f"{path}: log must hold at most {_MOST_ROWS:,} rows, got {rows:,}; check parts of it apart"
@@ -83,26 +82,19 @@ def read_nccl_paste(
         f"the {each.collective} log ends before its summary: its largest size is "
         f"{format_bytes(each.points[-1].at)}"
         for each, text in zip(found, texts, strict=True)
-        if _END not in text and not _is_json(text)
+        if _END not in text
     )
     return found, notes
 
 
-def _is_json(text: str) -> bool:
-    return text.lstrip().startswith("{")
-
-
 def _text(path: Path) -> str:
     with reading(path, "nccl-tests log"):
-        text = read_text(path)
-    return text if _is_json(text) else _PREFIX.sub("", text.replace("\u00a0", " "))
+        return _PREFIX.sub("", read_text(path).replace("\u00a0", " "))
 
 
 def _texts(path: Path) -> list[str]:
     """The text of each test of a file: it begins with its options and ends with its mean."""
     text = _text(path)
-    if _is_json(text):
-        return [text]
     pieces: list[list[str]] = [[]]
     has_table = False
     for line in text.splitlines():
@@ -118,17 +110,6 @@ def _texts(path: Path) -> list[str]:
     return [piece for piece in texts if "(us)" in piece] or [text]
 
 
-def _from_log(path: Path, text: str, collective: str | None) -> MeasuredCollective:
-    try:
-        if _is_json(text):
-            return _from_json(path, text, collective)
-        return _from_text(path, text, collective)
-    except (ValueError, OverflowError) as error:
-        raise InvalidDocument(
-            f"{path}: a number of the log is damaged: {error}; save it again"
-        ) from error
-
-
 def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
     if "(us)" not in text or "(GB/s)" not in text:
         raise InvalidDocument(
@@ -141,17 +122,23 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
             "machine and run again"
         )
     checked = _SUMMARY.search(text)
-    _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
+    if checked is not None and checked[1] != "OK":
+        raise InvalidDocument(
+            f"{path}: log must end with 'Out of bounds values: 0 OK', got FAILED; repair the machine and run "
+            "again: times of wrong results tell nothing"
+        )
     rows = [match for match in map(_ROW.match, text.splitlines()) if match]
-    if _END not in text and len(rows) > 1 and _num_columns(rows[-1]) < _num_columns(rows[0]):
+    columns = [len(row.string.split()) for row in rows]
+    if _END not in text and len(rows) > 1 and columns[-1] < columns[0]:
         rows.pop()  # cut in the middle
-    found = [match.groups() for match in map(_RANK.match, text.splitlines()) if match]
-    ranks = [(whole(rank), whole(group or "0"), host) for rank, group, host in found]
+    listed = [match.groups() for match in map(_RANK.match, text.splitlines()) if match]
+    ranks = [(whole(rank), whole(group or "0"), host) for rank, group, host in listed]
     _refuse_ranks(path, ranks)
-    started = _STARTED.search(text)
-    collective = collective or _known(started[1] if started else "") or _told(rows, len(ranks))
+    if collective is None and (started := _STARTED.search(text)):
+        collective = _PROGRAMS.get(started[1].removesuffix("_perf").replace("_", ""))
+    collective = collective or _told(rows, len(ranks))
     if collective is None:
-        raise InvalidDocument(f"{path}: {_UNNAMED}")
+        raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
     points = [
         _point(
             path,
@@ -162,54 +149,15 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
         )
         for row in rows
     ]
-    return _measured(path, collective, ranks=ranks, points=points)
-
-
-@contextmanager
-def _reading_json(path: Path) -> Iterator[None]:
-    """Raise ``InvalidDocument`` that says what of a log in JSON is not as nccl-tests writes it."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = (
-            str(error) if isinstance(error, ValueError) else "a key is missing or of another kind"
-        )
-        if isinstance(error, KeyError):
-            said = f"no {error}"
-        raise InvalidDocument(
-            f"{path}: nccl-tests JSON is truncated or malformed: {said}; save it again"
-        ) from error
-
-
-def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollective:
-    with _reading_json(path):
-        raw: dict[str, Any] = parse_json(text)
-        results, devices = raw["results"], raw["devices"]
-        # nccl-tests writes booleans as text.
-        okay = (raw.get("out_of_bounds") or {}).get("okay", True)
-        _refuse_failed(path, is_okay=str(okay).lower() != "false")
-        experiments = (str(result.get("experiment_name")) for result in results)
-        name = collective or _known(" ".join([*map(str, raw.get("args", ())), *experiments]))
-        points = [
-            _point(
-                path,
-                float(entry["size"]),
-                time_us=float(side["time"] if "time" in side else side["cpu_time"]),
-                algbw=float(side["alg_bw"]),
-                wrong=side.get("nwrong"),
-            )
-            for entry in results
-            # Replays of traces are timed in place alone.
-            for side in [entry["out_of_place"] or entry["in_place"]]
-        ]
-        ranks = [
-            (int(device["rank"]), int(device.get("group", 0)), str(device["hostname"]))
-            for device in devices
-        ]
-    if name is None:
-        raise InvalidDocument(f"{path}: {_UNNAMED}")
-    _refuse_ranks(path, ranks)
-    return _measured(path, name, ranks=ranks, points=points)
+    found = sorted((point for point in points if point is not None), key=lambda point: point.at)
+    if not found:
+        raise InvalidDocument(f"{path}: log is truncated: no rows with a size and a time")
+    return MeasuredCollective(
+        collective=collective,
+        world_size=len(ranks),
+        num_nodes=len({host for _, _, host in ranks}),
+        points=tuple(found),
+    )
 
 
 def _told(rows: Sequence[re.Match[str]], ranks: int) -> str | None:
@@ -242,10 +190,6 @@ def _told(rows: Sequence[re.Match[str]], ranks: int) -> str | None:
     return next((name for name, is_it in allowed.items() if is_it), None)
 
 
-def _num_columns(row: re.Match[str]) -> int:
-    return len(row.string.split())
-
-
 def _refuse_ranks(path: Path, ranks: Sequence[tuple[int, int, str]]) -> None:
     """Ranks are number, group and host."""
     if len(ranks) < 2:
@@ -269,31 +213,8 @@ def _refuse_ranks(path: Path, ranks: Sequence[tuple[int, int, str]]) -> None:
 
 def read_device_names(path: Path) -> tuple[str, ...]:
     """The devices of an nccl-tests log as their driver names them, each once; none if it does not say."""
-    text = _text(path)
-    if _is_json(text):
-        with _reading_json(path):
-            devices = parse_json(text).get("devices", ())
-            found = [str(device.get("device_info") or "").strip() for device in devices]
-    else:
-        lines = map(_DEVICE_NAME.match, text.splitlines())
-        found = [match[1].strip() for match in lines if match]
-    return tuple(dict.fromkeys(name for name in found if name))
-
-
-def _refuse_failed(path: Path, *, is_okay: bool) -> None:
-    if not is_okay:
-        raise InvalidDocument(
-            f"{path}: log must end with 'Out of bounds values: 0 OK', got FAILED; repair the machine and run "
-            "again: times of wrong results tell nothing"
-        )
-
-
-def _known(names: str) -> str | None:
-    """The collective of a program or of an experiment; None if there is none."""
-    for ours in _NAMES.values():
-        if f"{ours}_perf" in names or ours.replace("_", "") + "_perf" in names:
-            return ours
-    return next((ours for theirs, ours in _NAMES.items() if theirs in names), None)
+    lines = map(_DEVICE_NAME.match, _text(path).splitlines())
+    return tuple(dict.fromkeys(match[1].strip() for match in lines if match))
 
 
 def _point(
@@ -316,25 +237,6 @@ def _point(
             f"{algbw}; units must be us and GB/s (decimal)"
         )
     return CurvePoint(at=size_bytes, time_s=time_us * 1e-6, relative_error=IMPORTED_ERROR)
-
-
-def _measured(
-    path: Path,
-    collective: str,
-    *,
-    ranks: Sequence[tuple[int, int, str]],
-    points: Iterable[CurvePoint | None],
-) -> MeasuredCollective:
-    """One group."""
-    found = tuple(sorted((p for p in points if p is not None), key=lambda p: p.at))
-    if not found:
-        raise InvalidDocument(f"{path}: log is truncated: no rows with a size and a time")
-    return MeasuredCollective(
-        collective=collective,
-        world_size=len(ranks),
-        num_nodes=len({host for _, _, host in ranks}),
-        points=found,
-    )
 
 
 _LINE: Final = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?:\s+(?P<value>.*))?$")

@@ -20,7 +20,7 @@ from tests.perfmodel.cli.test_trace_command import FACTORIES
 from tests.perfmodel.cli.test_trace_command import document as workload
 from tests.perfmodel.cost.large_samples import document as inferred
 from tests.perfmodel.documents.test_hardware import GOOD
-from tests.perfmodel.documents.test_importers import NCCL, nccl_document
+from tests.perfmodel.documents.test_importers import NCCL
 from tests.perfmodel.nccl_logs import nccl_log
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.plan.budgets import written as written_budget
@@ -92,7 +92,6 @@ _TEXTS: Final = {
     "truth.toml": "[host]\nlaunch_s = 1e-5\n[device]\nflop_per_s = {fp32 = 1e13}\nbytes_per_s = 1e12\n",
     "runs.jsonl": json.dumps(RUN),
     "nccl.txt": NCCL,
-    "nccl.json": json.dumps(nccl_document()),
     "endless.yaml": "model:\n  d_model: 8\n  n_layers: 2\n  n_heads: 2\n",
     "factories.py": FACTORIES,
     "large": LARGE,

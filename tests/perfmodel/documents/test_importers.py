@@ -1,6 +1,5 @@
 """Configurations of trainers, and logs of nccl-tests."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -184,40 +183,9 @@ def test_a_text_log(tmp_path: Path) -> None:
     assert [point.time_s for point in found.points] == pytest.approx([20e-6, 50e-6])
 
 
-SIDE = {"time": 50.0, "alg_bw": 20.97, "nwrong": "0"}
-
-
-def nccl_document() -> dict[str, object]:
-    return {
-        "version": "2.19.6",
-        "args": ["./build/all_reduce_perf"],
-        "env": ["TOKEN=secret"],
-        "config": {"validation": "true"},
-        "devices": [{"rank": rank, "hostname": "node0"} for rank in range(4)],
-        "results": [{"size": 2**20, "experiment_name": "", "out_of_place": SIDE}],
-        "average_bus_bandwidth": {"bandwidth": "nan", "okay": "true"},
-    }
-
-
-def of_sides(size: object = 2**20, **sides: object) -> str:
-    return json.dumps(nccl_document() | {"results": [{"size": size, **sides}]})
-
-
-def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
-    found = read_one(log(tmp_path, json.dumps(nccl_document())))
-    assert (found.collective, found.world_size, found.num_nodes) == ("all_reduce", 4, 1)
-    assert "secret" not in repr(found)
-    assert read_device_names(tmp_path / "log") == ()
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        of_sides(out_of_place=SIDE | {"nwrong": None}),
-        # as some builds write them: every value is text
-        of_sides(str(2**20), out_of_place={name: str(value) for name, value in SIDE.items()}),
-        # a replay is timed in place alone
-        of_sides(out_of_place=None, in_place=SIDE),
         *(NCCL.replace("20.97       0", f"20.97       {wrong}") for wrong in ("N/A", "0e+00")),
         # older versions print the largest rounding in place of wrong elements
         NCCL.replace("#wrong", " error").replace("20.97       0", "20.97   2e-06"),
