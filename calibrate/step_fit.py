@@ -1,4 +1,4 @@
-"""Constants of the law of steps from step times of many models: penalised least squares in log step time.
+"""Constants of the laws of steps from step times of many models: penalised least squares in log step time.
 
 Every constant is drawn to its prior as strongly as that is sure; every row pulls with a heavy-tailed loss.
 Whole families of models, left out one after another, tell how wrong a step of an unseen family is.
@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 from scipy import linalg
+from scipy.optimize import least_squares
 
 from calibrate.layout_fit import heavy_tailed
 from perfmodel.cost.step_law import (
@@ -21,6 +22,7 @@ from perfmodel.cost.step_law import (
     ConstantPrior,
     Sheet,
     StepBatch,
+    ThreadedSteps,
     step_seconds,
 )
 from perfmodel.cost.step_work import PRODUCTS, STREAMS, StepWork
@@ -49,6 +51,12 @@ _COMMON: Final = 4.0
 _BETWEEN_PRECISIONS: Final = 0.3
 #: A constant counts as determined if rows narrowed its prior at least to this share.
 _DETERMINED: Final = 0.7
+#: Logarithms of the constants of nn.DataParallel before any step: Python calls a module in some 0.1 ms, PCIe 3.0
+#: moves 12 GB/s both ways. Their spread then, and from one host to another; scatter around the law, log.
+THREADS_PRIOR: Final = np.log([1e-4, 1e-4, 2e-10, 0.03])
+_UNSEEN_HOST: Final = 1.0
+OTHER_HOST: Final = 0.5
+_THREADS_SIGMA: Final = 0.1
 #: Prefixes of names that tell how a model was trained or ported, not what it is.
 _PORTS: Final = re.compile(
     r"^(?:timm:|torchvision:)?(?:tf_|ssl_|swsl_|ig_|gluon_|legacy_|adv_|ens_)*"
@@ -321,3 +329,18 @@ def constants_of(fit: DeviceFit) -> dict[str, float]:
     """Constants that some row depends on, by name; and the one that only older machines lack."""
     names = fit.touched | {"norm channels"}
     return {name: float(np.exp(fit.logs[POSITION[name]])) for name in CONSTANTS if name in names}
+
+
+def fit_threads(
+    steps: ThreadedSteps,
+    step_s: FloatArray,
+    centre: FloatArray = THREADS_PRIOR,
+    spread: float = _UNSEEN_HOST,
+) -> FloatArray:
+    """Logarithms of ``THREAD_CONSTANTS`` behind steps under nn.DataParallel, drawn to a prior."""
+
+    def residuals(z: FloatArray) -> FloatArray:
+        away = np.log(steps.step_s(np.exp(centre + spread * z)) / step_s) / _THREADS_SIGMA
+        return np.concatenate([heavy_tailed(away), z])
+
+    return np.asarray(centre + spread * least_squares(residuals, np.zeros_like(centre)).x)

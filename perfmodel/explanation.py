@@ -13,6 +13,7 @@ from perfmodel.answer import Question
 from perfmodel.answer.measured import Costs, layout_costs, measured_caveats, step_times
 from perfmodel.cost import Samples, Terms
 from perfmodel.documents import Shown
+from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout, RunSetting, Scaling, Synchronisation
 from perfmodel.machine.measured import (
     ComputeRate,
@@ -501,8 +502,12 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
 
     Raises ``CalibrationUnavailable`` if several ranks are asked for and none were measured together.
     """
-    asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
     layout = question.layout
+    if layout.one_process:
+        raise NotFeasible(
+            f"--layout: explain takes no parts out of DataParallel, got {layout}; predict tells its step"
+        )
+    asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
     baseline = on_one_device(layout, scaling)
     single = Nominal.of(asked.question.at(baseline))
     baseline_s, step_s = single.step_s(), asked.step_s()

@@ -243,15 +243,14 @@ def _sharding_contradictions(layout: Layout) -> Iterator[str]:
 def _thread_contradictions(layout: Layout) -> Iterator[str]:
     if not layout.one_process:
         return
-    threads = "one_process=yes (DataParallel) excludes"
-    others = (layout.tp, layout.pp, layout.cp, layout.ep)
-    if any(count > 1 for count in others):
-        *some, last = others
-        yield (f"{threads} tp, pp, cp and ep above 1, got {', '.join(map(str, some))} and {last}")
-    if layout.zero != 0:
-        yield f"{threads} sharding, got zero = {layout.zero}"
+    usual = layout.bucket_cap_mb is None and layout.accumulation == 1
+    if not (usual and layout.dp in _THREADED and replace(layout, one_process=False).is_ddp):
+        few, many = _THREADED[0], _THREADED[-1]
+        yield f"one_process=yes (DataParallel) must stand with dp of {few} to {many} and micro_batch alone"
 
 
+#: Devices of one process whose steps were published.
+_THREADED: Final = (2, 3, 4)
 #: Fields whose word in the grammar is another one.
 _WORDS: Final = {"bucket_cap_mb": "bucket_cap"}
 _FIELDS: Final = {
@@ -301,7 +300,7 @@ def _spelled_out(words: Mapping[str, str]) -> dict[str, str]:
     if not short:
         return dict(words)
     [first, *others] = short
-    for other in (*others, "dp", "zero"):
+    for other in (*others, "dp", "zero", "one_process"):
         if other in words:
             raise ValueError(f"{first} excludes {other}, got both")
     rest = {key: text for key, text in words.items() if key != first}
@@ -473,7 +472,6 @@ class Limits:
     sequence: int | None = None
     """Tokens per sequence, if known."""
     experts: int = 1
-    devices_per_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -592,8 +590,7 @@ def _refusals(layout: Layout, limits: Limits) -> Iterator[str]:
         yield f"ep must divide the {experts} experts, got {layout.ep}"
     if layout.interleave > 1 and layout.accumulation % layout.pp != 0:
         yield f"accumulation must be a multiple of pp = {layout.pp}, got {layout.accumulation}"
-    node = limits.devices_per_node
     if layout.world_size != limits.devices:
         yield f"dp x tp x pp x cp must be {limits.devices} devices, got {layout.world_size}"
-    if layout.one_process and node is not None and layout.dp > node:
-        yield f"one_process=yes must stay within a node of {node} devices, got dp = {layout.dp}"
+    if layout.one_process:
+        yield "one_process=yes (DataParallel) is known of traced models on GPUs, not of --model"

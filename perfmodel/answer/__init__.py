@@ -304,10 +304,12 @@ def architecture_of(machine: MeasuredMachine) -> str | None:
 
 
 def stage_memory(question: Question) -> "tuple[DeviceMemory, ...]":
-    """What a rank of every pipeline stage holds; empty if the workload's memory was not recorded."""
+    """What a rank of every pipeline stage holds; empty if memory was not recorded, or under nn.DataParallel."""
     machine, workload = question.machine, question.workload
     assert isinstance(machine, MeasuredMachine), machine
     if not isinstance(workload, TracedWorkload) or workload.memory is None:
+        return ()
+    if question.layout.one_process:
         return ()
     from perfmodel.cost.memory import TracedMemory, overhead_of  # noqa: PLC0415
 

@@ -65,7 +65,6 @@ class Training:
             devices=self.devices,
             sequence=self.model.sequence,
             experts=self.model.shape.experts,
-            devices_per_node=self.devices_per_node,
         )
 
 
@@ -282,7 +281,6 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
         ("experts", "experts"),
         ("ep", "expert parallelism"),
         ("shard", "shards inside groups (HSDP)"),
-        ("one_process", "one process for several devices"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: its effect is untested")

@@ -38,7 +38,16 @@ from perfmodel.machine.measured import (
     TracedWorkload,
     TrainedStep,
 )
-from perfmodel.step import Cause, Interference, StepProgram, Stream, Trace, with_waiting_host
+from perfmodel.step import (
+    Cause,
+    Interference,
+    Operation,
+    StepProgram,
+    Stream,
+    Trace,
+    with_waiting_host,
+)
+from perfmodel.step.compile import compile_step
 from perfmodel.units import Bytes
 
 # Only some questions need memory, contention or a batch law. They are imported where they are used: together
@@ -80,6 +89,8 @@ def cost_model(machine: MeasuredMachine, cluster: "Cluster | None", num_draws: i
 def layout_costs(question: Question) -> Costs:
     """Program of a layout and the duration of its operations, in every draw."""
     machine, workload, layout = _parts(question)
+    if layout.one_process:
+        return _threaded_costs(question)
     cluster = question.cluster
     if cluster is not None and layout.world_size > cluster.num_devices:
         raise NotFeasible(
@@ -106,6 +117,49 @@ def layout_costs(question: Question) -> Costs:
     median_s = terms.median_durations(program)
     durations_s = slowed(program, median_s, terms.slowest)
     return Costs(program, terms, median_s, durations_s, trained)
+
+
+def _threaded_costs(question: Question) -> Costs:
+    """Costs under nn.DataParallel: a device's own step, longer by the law of one process, and copies of the model."""
+    from perfmodel.cost.step_curves import shipped_threads  # noqa: PLC0415 - as the law of machines
+    from perfmodel.cost.step_law import ThreadedSteps  # noqa: PLC0415
+
+    machine, workload, layout = _parts(question)
+    if not machine.asynchronous or not isinstance(workload, TracedWorkload):
+        raise NotFeasible(
+            f"--layout: one_process=yes (DataParallel) is known of traced models on GPUs, got "
+            f"{workload.workload.name} on {machine.device_name}"
+        )
+    usual = replace(question, layout=layout.alone, loader_samples_per_s=None)
+    alone = layout_costs(usual)
+    alone_s = step_times(alone.program, alone.terms, alone.durations_s)
+    constants, log_error, _ = shipped_threads(machine.device_name)
+    traced = workload.trace.at(micro_batch=layout.micro_batch)
+    steps = ThreadedSteps(
+        alone_s=alone_s,
+        devices=np.array(layout.dp),
+        modules=np.array(sum(traced.modules_entered())),
+        parameter_bytes=np.array(sum(p.size_bytes for p in workload.workload.parameters)),
+    )
+    model = cost_model(machine, question.cluster, len(alone_s))
+    off = model.wrong_together("nn.DataParallel", log_error)
+    led_s, copied_s = (part_s * off for part_s in steps.parts_s(constants))
+    # One stream of work, which already holds what hosts take.
+    once = compile_step(workload.workload, layout.alone, asynchronous=False)
+    copies = Operation(
+        "copy model and gradients", Stream.COMM, Cause.BROADCAST, (len(once.operations) - 1,)
+    )
+    program = StepProgram((*once.operations, copies))
+    terms = alone.terms.times(led_s / sum(alone.terms.compute_s.values()))
+    rate = question.loader_samples_per_s
+    terms = replace(
+        terms,
+        exchange_s={Cause.BROADCAST: lambda _: copied_s},
+        load_s=np.full(len(alone_s), layout.global_batch / rate if rate else 0.0),
+        evidence={**terms.evidence, "nn.DataParallel": Evidence.INFERRED},
+    )
+    median_s = terms.median_durations(program)
+    return Costs(program, terms, median_s, slowed(program, median_s, terms.slowest))
 
 
 def with_predicted(machine: MeasuredMachine, workload: TracedWorkload) -> TracedWorkload:
@@ -305,6 +359,8 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
         common = sqrt(1 - s) of all + sqrt(s) of as many ranks
     """
     machine, workload, layout = _parts(question)
+    if layout.one_process:
+        layout = layout.alone  # its law is fitted to steps, and told by its own error
     machine = _as_trained_here(machine, workload, layout, costs)
     num_draws = model.num_draws
     again = machine.repeatability
@@ -410,7 +466,7 @@ def measured_caveats(
     """What a reader must know before acting on the numbers of some layouts, given their evidence."""
     machine, workload, _ = _parts(question)
     cluster, rescaling = question.cluster, machine.rescaling
-    largest = max(layout.world_size for layout in found)
+    largest = max(1 if layout.one_process else layout.world_size for layout in found)
     said = [*unsealed_notes()]
     if machine.device_costs is None:  # runs of others are as old as they are
         said += [f"calibration {note}" for note in age_notes(machine.origin.made_utc)]
@@ -442,10 +498,20 @@ def measured_caveats(
         for layout, evidence in found.items()
         if evidence["compute"] is Evidence.EXTRAPOLATED and layout.is_ddp
     }
+    if any(layout.one_process for layout in found):
+        said.append(_threads_caveat(machine.device_name))
     if outside and machine.workload(question.workload_name) is not None:
         listed = ", ".join(map(str, sorted(outside)))
         said.append(f"micro-batches outside the calibrated range: {listed}")
     return tuple(said)
+
+
+def _threads_caveat(device: str) -> str:
+    from perfmodel.cost.step_curves import shipped_threads  # noqa: PLC0415 - as the law of machines
+
+    _, log_error, is_own = shipped_threads(device)
+    known = "other models on this card" if is_own else "other cards, all on PCIe"
+    return f"nn.DataParallel: 90 % of new steps within {math.expm1(log_error):.0%} by {known}; memory is not modelled"
 
 
 def _assumed_links(machine: MeasuredMachine, cluster: "Cluster | None") -> str:

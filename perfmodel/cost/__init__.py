@@ -138,7 +138,7 @@ class Terms:
     """Speed of each side while both run, fraction; see ``Interference``."""
     evidence: Mapping[str, Evidence]
 
-    def times(self, factor: float) -> "Terms":
+    def times(self, factor: float | Samples) -> "Terms":
         """All that a rank does takes a factor as long; its loader stays as it is."""
 
         def longer(cost: CollectiveTime) -> CollectiveTime:

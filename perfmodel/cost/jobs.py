@@ -33,8 +33,7 @@ SINGLE_BYTES: Final = 4.0
 USUAL: Final[Mapping[str, float]] = MappingProxyType(
     {
         **dict.fromkeys(("experts", "experts_per_token", "ep", "matmul_ratio"), 1.0),
-        **dict.fromkeys(("shard", "one_process"), 0.0),
-        **dict.fromkeys(("first_layers", "most_layers", "last_layers"), 0.0),
+        **dict.fromkeys(("shard", "first_layers", "most_layers", "last_layers"), 0.0),
         "element_bytes": HALF_BYTES,
     }
 )
@@ -76,7 +75,6 @@ class Jobs:
     """Of activations, weights in use and messages. [B]"""
     matmul_ratio: Column
     """Peak of matrix products over that of the runs' 16 bit."""
-    one_process: Column
     first_layers: Column
     most_layers: Column
     """Of the fullest stage but the last."""
@@ -114,11 +112,6 @@ class Jobs:
     def shared_by(self) -> Column:
         """Ranks that share norms, residual sums and what stages send each other."""
         return np.where(self.sequence_parallel > 0, self.tp, 1.0)
-
-    @property
-    def threads(self) -> Column:
-        """Devices of one process."""
-        return np.where(self.one_process > 0, self.dp, 1.0)
 
     @property
     def devices(self) -> Column:
@@ -238,7 +231,7 @@ def model_columns(model: Transformer) -> dict[str, float]:
 def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
     same = (
         *("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"),
-        *("sequence_parallel", "shard", "one_process"),
+        *("sequence_parallel", "shard"),
     )
     stages = layout.stages(layers) if layers % layout.pp else (0,)
     return {

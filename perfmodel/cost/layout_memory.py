@@ -223,6 +223,6 @@ def _expert_kept_elements(jobs: Jobs) -> Column:
 
 
 def _logits_bytes(jobs: Jobs) -> Column:
-    """Logits with their copies, input and output of the last norm; one process gathers them on one. [B]"""
+    """Logits with their copies, input and output of the last norm. [B]"""
     logits = (jobs.element_bytes + LOGIT_COPIES_BYTES) * jobs.tokens * jobs.vocabulary / jobs.tp
-    return np.asarray(logits * jobs.threads + 2 * jobs.activation_bytes / jobs.shared_by)
+    return np.asarray(logits + 2 * jobs.activation_bytes / jobs.shared_by)

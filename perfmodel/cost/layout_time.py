@@ -30,8 +30,6 @@ DEVICE_OR_HOST: Final = 4.0
 """Exponent of the smooth maximum of device and host time: they hide each other almost fully."""
 SHARDED_OVERLAP: Final = 3.0
 """Gathers of sharded parameters are prefetched, so they hide better than gradients by this factor."""
-LOGIT_BYTES: Final = 4.0
-"""Bytes per gathered logit of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +43,7 @@ class StepParts:
     pipeline_s: Column
     """Filling and draining the pipeline, point-to-point sends between stages."""
     data_s: Column
-    """Gradients and sharded parameters, as far as they are not hidden; exchanges of threads."""
+    """Gradients and sharded parameters, as far as they are not hidden."""
     other_s: Column
     """Optimizer, fixed costs, slower devices among many."""
 
@@ -71,7 +69,7 @@ def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
         T       = (1 + straggler_share log2(nodes)) (m stage + fill + sends + exposed + optimizer)
         stage   = L (forward + backward + collectives) + fixed + ends     one micro-batch, slowest stage
         fill    = work of the other stages / v + 2 (p v - 1) send          p stages, v chunks each
-        exposed = m (waits for shards and threads) + what the last backward pass does not hide of gradients
+        exposed = m waits for shards + what the last backward pass does not hide of gradients
 
     Of L layers a micro-batch, m micro-batches, ends the embedding or the head with its loss.
     """
@@ -98,7 +96,7 @@ def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
     slower = _slower(jobs, fitted)
     compute = jobs.accumulation * (count * each + fixed + ends)
     tensor = jobs.accumulation * collectives
-    exposed = jobs.accumulation * (gathers + threads_s(jobs, fitted)) + data
+    exposed = jobs.accumulation * gathers + data
     pipeline = fill + sending + (jobs.accumulation - 1) * _changing_pace_s(jobs, layer, head)
     waiting = slower * (compute + tensor + pipeline + exposed + optimizer)
     return StepParts(
@@ -209,20 +207,16 @@ def _layer(jobs: Jobs, fitted: FittedParameters) -> _Layer:
     traffic = _traffic_bytes(jobs) / fitted["memory_bytes_per_s"]
     device = _products_s(jobs, fitted) + attention + traffic
     host = _host_s(jobs, fitted)
-    alone = soft_maximum(device, host, DEVICE_OR_HOST)
-    forward = alone
-    if (jobs.one_process > 0).any():
-        # Threads of one process take turns to issue a forward pass; autograd's are no Python.
-        forward = soft_maximum(device, jobs.threads * host, DEVICE_OR_HOST)
+    forward = soft_maximum(device, host, DEVICE_OR_HOST)
     backward = (
-        fitted["backward_ratio"] * alone
+        fitted["backward_ratio"] * forward
         + jobs.recompute_full * forward
         + jobs.recompute_attention * attention
     )
     passes = 2 + jobs.recompute_full
     collective = 2 * (tensor_collective_s(jobs, fitted) + all_to_all_s(jobs, fitted))
     # A host that is late hides collectives as well.
-    waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - alone
+    waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - forward
     # Nothing hides what ranks on other nodes add.
     waiting = waiting + fitted["tensor_node_s"] * np.maximum(tp - jobs.devices_per_node, 0)
     ring = context_s(jobs, fitted)
@@ -248,13 +242,12 @@ def _host_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 
 
 def _head_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """Output head and loss, both passes; one process computes the loss of all its devices on one. [s]"""
+    """Output head and loss, both passes. [s]"""
     logits = jobs.tokens * jobs.vocabulary / jobs.tp
     product = fitted["head_cost"] * (1 + fitted["backward_ratio"]) * 2 * logits * jobs.hidden
     speed = _speed(jobs, fitted, jobs.tokens, np.minimum(jobs.matmul_ratio, 1.0))
-    gathered = logits * jobs.threads
     # The loss reads and writes the logits in 32 bit, forward and backward: three passes of 8 bytes.
-    return np.asarray(product / speed + 24 * gathered / fitted["memory_bytes_per_s"])
+    return np.asarray(product / speed + 24 * logits / fitted["memory_bytes_per_s"])
 
 
 def _embedding_s(jobs: Jobs, fitted: FittedParameters) -> Column:
@@ -398,35 +391,7 @@ def data_s(jobs: Jobs, fitted: FittedParameters) -> Column:
         size = jobs.divided_stage_parameters
         total = total + 2 * _moved_s(jobs, fitted, size, group=group, every=jobs.ep)
         total = total + np.where(jobs.ep > 1, (group - 1) * message_s, 0.0)
-    return np.where((jobs.zero < 3) & (jobs.one_process == 0), total, 0.0)
-
-
-def replicate_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """Parameters of one process to all its devices; its gradients come back in the same time. [s]"""
-    return _threads_s(jobs, fitted, jobs.element_bytes * jobs.stage_parameters)
-
-
-def outputs_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """Logits of one process from all devices to the one that computes the loss. [s]"""
-    return _threads_s(jobs, fitted, (jobs.dp - 1) * LOGIT_BYTES * jobs.tokens * jobs.vocabulary)
-
-
-def threads_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """What one process adds to every micro-batch: parameters out, logits and gradients in. [s]
-
-    Nothing of it is hidden: the module is replicated before its forward pass, outputs are gathered
-    after it, and one node of the graph sums the gradients of all parameters at the end.
-    """
-    if not (jobs.one_process > 0).any():
-        return np.zeros(len(jobs))
-    return 2 * replicate_s(jobs, fitted) + outputs_s(jobs, fitted)
-
-
-def _threads_s(jobs: Jobs, fitted: FittedParameters, size_bytes: Column) -> Column:
-    """Bytes between the first device of a process and the others. [s]"""
-    moved = size_bytes / np.asarray(fitted["data_bytes_per_s"])
-    whole = moved + _latency_s(fitted, jobs.dp)
-    return np.where((jobs.one_process > 0) & (jobs.dp > 1), whole, 0.0)
+    return np.where(jobs.zero < 3, total, 0.0)
 
 
 def _latency_s(fitted: FittedParameters, group: Column) -> Column:
@@ -473,10 +438,6 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
     reduced, gathered, scattered = data, data / 2, data / 2
     if sharded:
         reduced, gathered, scattered = count * between, count * scatter, count * scatter
-    replicate = replicate_s(jobs, fitted)
-    if layout.one_process:
-        reduced, gathered = replicate, outputs_s(jobs, fitted)
-    if sharded:
         exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
         ahead, back = _passes(jobs, layer)
         beside = _contention_s(ahead, scatter, exponent)
@@ -493,7 +454,6 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
         Cause.HEAD: _head_s(jobs, fitted),
         Cause.TENSOR: count * layer.tensor_s,
         Cause.P2P: p2p_s(jobs, fitted),
-        Cause.BROADCAST: replicate,
         Cause.ALL_REDUCE: reduced,
         Cause.ALL_GATHER: gathered,
         Cause.REDUCE_SCATTER: scattered,

@@ -285,16 +285,20 @@ class CostModel:
         return {name: table[:, column] for column, name in enumerate(ddp.names)}
 
     def _shared(self, workload: MeasuredWorkload) -> Samples | float:
-        """Factors of a workload whose law was fitted to others: all its phases are wrong together.
+        """Factors of a workload whose law was fitted to others: all its phases are wrong together."""
+        return self.wrong_together(f"law {workload.workload.name}", workload.shared_log_error)
+
+    def wrong_together(self, name: str, log_error: float) -> Samples | float:
+        """Factors of which one in ten exceeds an absolute error in log.
 
         Evenly spaced quantiles of Student's distribution with four degrees of freedom, in random order.
         """
-        if workload.shared_log_error == 0:
+        if log_error == 0:
             return 1.0
         places = (np.arange(self.num_draws - 1) + 0.5) / max(1, self.num_draws - 1)
         drawn = np.concatenate(([0.0], heavy_tailed_quantiles(places)))
-        self._rng(f"law {workload.workload.name}").shuffle(drawn[1:])
-        return np.asarray(np.exp(workload.shared_log_error / HEAVY_TAILED_90 * drawn))
+        self._rng(name).shuffle(drawn[1:])
+        return np.asarray(np.exp(log_error / HEAVY_TAILED_90 * drawn))
 
     def _read(
         self, workload: MeasuredWorkload, phases: PhaseCurves, name: str, micro_batch: float

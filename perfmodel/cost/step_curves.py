@@ -12,6 +12,7 @@ import numpy as np
 
 from perfmodel.cost.operators import PhaseDuration
 from perfmodel.cost.step_law import (
+    THREAD_CONSTANTS,
     ConstantPrior,
     Sheet,
     StepBatch,
@@ -40,6 +41,7 @@ from perfmodel.workload import Call, Operator, Phase, Workload
 from perfmodel.workload.step import Segment, SymbolicStep, TracedStep
 
 _SHIPPED_PRIORS: Final = Path(__file__).with_name("device_priors.toml")
+_SHIPPED_THREADS: Final = Path(__file__).with_name("threads.toml")
 #: Absolute error, in log, that one model in ten exceeds where no row has the precision and memory format.
 UNSEEN_MODE_ERROR: Final = 0.5
 #: Absolute change in log between versions that one model in ten exceeds, where no two were measured: RTX 3090,
@@ -57,6 +59,15 @@ def shipped_priors(generation: str = "") -> Mapping[str, ConstantPrior]:
     tables = read_toml(_SHIPPED_PRIORS, what="priors of devices")
     constants = tables["constants"] | tables.get(generation, {})
     return {name: ConstantPrior(*values) for name, values in constants.items()}
+
+
+@cache
+def shipped_threads(device: str) -> tuple[FloatArray, float, bool]:
+    """``THREAD_CONSTANTS`` by steps of a device, or of all; what one new step in ten is off, in log; which of both."""
+    tables = read_toml(_SHIPPED_THREADS, what="constants of nn.DataParallel")
+    known = tables.get(device, tables["others"])
+    values = np.array([known[name] for name in THREAD_CONSTANTS])
+    return values, known["log_error"], device in tables
 
 
 def by_law(costs: DeviceCosts, works: Sequence[StepWork]) -> tuple[StepSeconds, FloatArray]:

@@ -1,4 +1,4 @@
-"""The law of a training step on one device, whose constants are fitted to whole steps of many models.
+"""Laws of a training step on one device and under nn.DataParallel, with constants fitted to steps of many models.
 
 An operator takes the time of its products and of its bytes, whichever is longer, and a launch. Products need
 work to fill the device. The host launches operators meanwhile:
@@ -22,6 +22,14 @@ without tensor cores.
 In batch normalisation one block of threads takes one channel: n0 V of them ("norm channels") keep half as much busy
 as many do.
 The cube joins two limits smoothly, as q joins device and host: near balance each hides only part of the other.
+
+Under nn.DataParallel one process leads n devices by threads, behind one interpreter lock. Of m modules and S bytes of
+parameters, where a device alone takes T(1):
+
+    T(n) = soft_max(T(1) (1 + slower (n - 1)), n m module_s) + m replicate_s + S byte_s          n > 1
+
+as one thread calls modules at a time, every step copies the model along a chain of devices, and gradients come
+back. Devices share links and power, and wait for the slowest.
 """
 
 import math
@@ -32,7 +40,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.cost.step_work import PRODUCTS, STEP_PHASES, STREAMS, StepWork
-from perfmodel.statistics import FloatArray, IntArray
+from perfmodel.statistics import FloatArray, IntArray, soft_maximum
 
 _SHARED: Final = (
     *("peak fp32", "peak half", "memory", "launch_s", "half results", "half channels"),
@@ -289,3 +297,32 @@ def log_constants(
 ) -> FloatArray:
     """Logarithms of all constants in their order; those that are not given are as the priors say."""
     return np.log([constants.get(name, priors[name].median) for name in CONSTANTS])
+
+
+#: Constants of nn.DataParallel in the order of the law; the last is a share, others are seconds.
+THREAD_CONSTANTS: Final = ("module_s", "replicate_s", "byte_s", "slower")
+#: Exponent of its smooth maximum: devices and the lock hide each other almost fully.
+_DEVICE_OR_LOCK: Final = 4.0
+
+
+class ThreadedSteps(NamedTuple):
+    """Steps of one process that leads several devices, as arrays that broadcast."""
+
+    alone_s: FloatArray
+    """On one device, of the same samples per device. [s]"""
+    devices: FloatArray
+    modules: FloatArray
+    """Calls of modules in a forward pass."""
+    parameter_bytes: FloatArray
+
+    def parts_s(self, constants: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What devices and the lock take, and copies of the model, by ``THREAD_CONSTANTS``. [s]"""
+        module_s, replicate_s, byte_s, slower = constants
+        together_s = self.alone_s * (1 + slower * (self.devices - 1))
+        led_s = soft_maximum(together_s, self.devices * self.modules * module_s, _DEVICE_OR_LOCK)
+        return led_s, self.modules * replicate_s + self.parameter_bytes * byte_s
+
+    def step_s(self, constants: FloatArray) -> FloatArray:
+        """Whole steps. [s]"""
+        led_s, copied_s = self.parts_s(constants)
+        return led_s + copied_s

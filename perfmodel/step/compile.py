@@ -52,8 +52,7 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
     exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
     (ZeRO-3, FSDP) are gathered layer by layer, one ahead of the compute, in both passes; HSDP
-    sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
-    every forward pass, gathers logits and sums gradients, and waits for all of it.
+    sums the shards of gradients between groups.
 
     ``layout``: A layout that the model allows.
     ``layers``: Layers of the whole model.
@@ -131,7 +130,7 @@ def _built(builder: "_Builder") -> StepProgram:
             f"accumulation x pp x interleave must be <= {MOST_PASSES:,}, got {passes:,}"
         )
     # Between the first and the last micro-batch nothing waits for anything but what came just before.
-    is_chain = layout.pp == 1 and not (builder.is_sharded or builder.has_threads)
+    is_chain = layout.pp == 1 and not builder.is_sharded
     if is_chain and layout.accumulation > _MOST_APART:
         builder.num_folded += layout.accumulation - _MOST_APART
         builder.layout = layout = replace(layout, accumulation=_MOST_APART)
@@ -179,25 +178,20 @@ class _Builder:
     """Ends of the compute of layers whose parameters are gathered, in order."""
     awaited: dict[int, list[int]] = field(default_factory=dict)
     """Collectives that a stage's next compute waits for."""
-    summed: tuple[int, ...] = ()
-    """Last gradients of one process, which it waits for before the next micro-batch."""
     is_replicated: bool = field(init=False)
     """Whether there is anybody to exchange gradients with."""
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     head_forward: float = field(init=False)
     """Share of the head that comes before all backward passes; all of it where they follow at once."""
-    has_threads: bool = field(init=False)
-    """One process with several devices."""
 
     def __post_init__(self) -> None:
         """Look up once what every operation asks."""
         layout = self.layout
-        self.is_replicated = layout.replicas > 1 and not layout.one_process
+        self.is_replicated = layout.replicas > 1
         self.is_sharded = layout.zero == 3 and self.is_replicated
         parted = self.is_shape and layout.schedule is Schedule.GPIPE and layout.pp > 1
         self.head_forward = HEAD_FORWARD if parted else 1.0
-        self.has_threads = layout.one_process and layout.dp > 1
 
     def prepare(self, stage: int, work: Work) -> bool:
         """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
@@ -254,8 +248,6 @@ class _Builder:
 
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout
-        if self.has_threads:
-            after += (self._put(stage, work, Cause.BROADCAST, after=self.summed),)
         if self.is_uneven:
             self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         if stage == 0 and work.chunk == 0:
@@ -272,8 +264,6 @@ class _Builder:
             apart = number if gathers else None
             end = self._work(stage, work, Cause.FORWARD, piece, after=waits, number=apart)
         if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
-            if self.has_threads:
-                end = self._put(stage, work, Cause.ALL_GATHER, after=(end,))
             if self.is_shape:
                 end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
             self.arrived[stage, Work(Phase.BACKWARD, work.micro_batch, work.chunk)] = (end,)
@@ -304,10 +294,6 @@ class _Builder:
                 end = self._copied(stage, work, number, piece)
             if exchanges and self.is_replicated:
                 self._exchange(stage, work, number, piece, end)
-        if self.has_threads:
-            end = self._put(stage, work, Cause.ALL_REDUCE, after=(end,))
-            self.summed = (end,)
-            self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
             self._p2p(stage, work, Stream.SEND_BACKWARD, end)
 

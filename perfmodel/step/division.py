@@ -312,7 +312,6 @@ def _refuse_untraced(trace: SymbolicStep, layout: Layout, *, num_blocks: int) ->
     """Refuse layouts that no trace of one device tells about."""
     convolves = any("convolution" in operator.name for operator in trace.operators)
     rules = (
-        (layout.one_process, "one_process=yes (DataParallel) is not modelled"),
         (
             layout.precision is not Precision.BF16,
             f"precision={layout.precision} is that of the trace; trace again with --precision",

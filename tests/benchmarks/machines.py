@@ -1,7 +1,8 @@
 """Makes the machines that come with perfmodel, and judges speed-ups of their nodes.
 
     python -m tests.benchmarks.machines FOLDER              judge: models and devices left out, eight GPUs from one
-    python -m tests.benchmarks.machines FOLDER --write      make perfmodel/documents/machines and the prior
+    python -m tests.benchmarks.machines FOLDER --write      make perfmodel/documents/machines, the prior and
+                                                            constants of nn.DataParallel
 
 ``FOLDER`` holds published tables: single_device_steps.csv.gz of single cards, throughput.csv and nccl_times.csv.gz of
 datacentre machines. Tracing 500 steps takes some 8 minutes of one processor, the fits one.
@@ -45,7 +46,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.files import read_table, write_atomically
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat
-from validate.published import SOURCES, devices
+from validate.published import SOURCES, devices, threads
 from validate.published.harness import Table, read_rows
 
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"
@@ -421,6 +422,19 @@ def write_priors(fits: Mapping[str, DeviceFit]) -> None:
     write_atomically(_ROOT / "cost" / "device_priors.toml", "\n".join(lines) + "\n")
 
 
+def write_threads(folder: Path) -> None:
+    """Write the constants of nn.DataParallel on hosts of every card, and of others."""
+    found = threads.thread_constants(SOURCES["data_parallel"].open("data_parallel", folder))
+    lines = [
+        "# Constants of nn.DataParallel in perfmodel/cost/step_law.py by card, and the absolute error in log that one",
+        "# step in ten of other models, or of other cards, exceeds.",
+        "# Made by python -m tests.benchmarks.machines FOLDER --write.",
+    ]
+    for name, values in found.items():
+        lines += [f"[{name}]", *(f"{key} = {value:.5g}" for key, value in values.items())]
+    write_atomically(_ROOT / "cost" / "threads.toml", "\n".join(lines) + "\n")
+
+
 def make_cards(
     path: Path,
     rows: Mapping[str, Rows],
@@ -488,6 +502,7 @@ def _make(folder: Path, configs: Path, *, writes: bool) -> None:
     judge_left_out(steps, fits)
     if writes:
         write_priors(fits)
+        write_threads(folder)
         make_cards(table.path, rows, steps, fits)
     for name, made in MACHINES.items():
         of_one = rows[made.device if made.records else name]

@@ -57,17 +57,6 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
     return chosen
 
 
-@st.composite
-def threaded(draw: st.DrawFn) -> Layout:
-    """One process with several devices."""
-    return Layout(
-        dp=draw(st.sampled_from([1, 2, 4, 8])),
-        one_process=True,
-        micro_batch=draw(st.sampled_from([1, 4])),
-        accumulation=draw(st.integers(1, 3)),
-    )
-
-
 def model_of(layout: Layout) -> Transformer:
     """The sample model, with experts where they are divided, and with a layer more for some pipelines."""
     model = replace(MODEL, layers=MODEL.layers + is_uneven(layout))
@@ -104,7 +93,7 @@ def test_a_stage_does_everything_once_and_keeps_what_the_formula_says(
     assert in_flight(jobs_of(layout), stage)[0] == pytest.approx(kept)
 
 
-@given(layout=st.one_of(layouts(), threaded()))
+@given(layout=layouts())
 @settings(max_examples=120)
 def test_simulation_and_closed_form_are_close(layout: Layout) -> None:
     """They differ by what the formula simplifies.

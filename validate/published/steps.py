@@ -1,4 +1,4 @@
-"""Published steps of small models by placement over nodes."""
+"""Published steps of small models by placement over nodes. No command predicts by this law: none reads such tables."""
 
 from collections import defaultdict
 from collections.abc import Iterator

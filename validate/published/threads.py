@@ -1,12 +1,7 @@
 """Published steps of nn.DataParallel: the step of one GPU predicts those of two, three and four.
 
-One process leads all devices by threads, behind one interpreter lock. Of m modules and S bytes of parameters
-
-    T(n) = soft_max(T(1) (1 + slower (n - 1)), n m module_s) + m replicate_s + S byte_s          n > 1
-
-as one thread calls modules at a time, every step copies the model along a chain of devices, and gradients come
-back. Devices share links and power, and wait for the slowest. Families of models are left out on every card, and
-whole cards. Models are traced (half a minute). No command predicts by this law.
+By the law of ``perfmodel predict --layout "dp=4 one_process=yes"``, its constants fitted anew. Families of models are
+left out on every card, and whole cards. Models are traced (half a minute).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,16 +9,14 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
-from calibrate.layout_fit import heavy_tailed
 from calibrate.processes import usable_cores
-from calibrate.step_fit import family_of
+from calibrate.step_fit import OTHER_HOST, family_of, fit_threads
 from calibrate.step_table import Trace, import_models, trace_setting
-from perfmodel.cost.layout_time import DEVICE_OR_HOST
+from perfmodel.cost.step_law import THREAD_CONSTANTS, ThreadedSteps
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.errors import UsageError
-from perfmodel.statistics import BoolArray, FloatArray, soft_maximum
+from perfmodel.statistics import BoolArray, FloatArray
 from validate.published import devices
 from validate.published.devices import setting_of
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
@@ -36,51 +29,60 @@ _ALIKE: Final = (
 )
 #: Its own steps show that a run was disturbed: over those done by 5 % of them, the time by which 95 % are done.
 _DISTURBED: Final = 1.5
-#: Logarithms of module_s [s], replicate_s [s], byte_s [s/B] and slower before any step was seen: Python calls a
-#: module in some 0.1 ms, PCIe 3.0 moves 12 GB/s both ways. Their spread then, and from one host to another.
-PRIOR: Final = np.log([1e-4, 1e-4, 2e-10, 0.03])
-_UNSEEN: Final = 1.0
-_OTHER_HOST: Final = 0.5
-#: Scatter around the law, in log.
-_SIGMA: Final = 0.1
 StringArray: TypeAlias = NDArray[np.str_]
 
 
 class Steps(NamedTuple):
     """Rows on several devices as arrays of one length."""
 
-    alone_s: FloatArray
-    """On one device, of the same samples per device. [s]"""
-    devices: FloatArray
-    modules: FloatArray
-    """Calls of modules in a forward pass."""
-    parameter_bytes: FloatArray
+    law: ThreadedSteps
     step_s: FloatArray
     card: StringArray
     family: StringArray
     disturbed: BoolArray
 
+    def fit(self, rows: BoolArray, centre: FloatArray | None = None) -> FloatArray:
+        """Logarithms of the constants behind some rows, those aside whose own steps show a disturbance."""
+        chosen = rows & ~self.disturbed
+        law = ThreadedSteps(*(column[chosen] for column in self.law))
+        if centre is None:
+            return fit_threads(law, self.step_s[chosen])
+        return fit_threads(law, self.step_s[chosen], centre, OTHER_HOST)
 
-def threaded_s(steps: Steps, logs: FloatArray) -> FloatArray:
-    """The law, by logarithms of its constants. [s]"""
-    module_s, replicate_s, byte_s, slower = np.exp(logs)
-    together_s = steps.alone_s * (1 + slower * (steps.devices - 1))
-    calls_s = steps.devices * steps.modules * module_s
-    copied_s = steps.modules * replicate_s + steps.parameter_bytes * byte_s
-    return np.asarray(soft_maximum(together_s, calls_s, DEVICE_OR_HOST) + copied_s)
+    def left_out_s(self) -> tuple[FloatArray, FloatArray]:
+        """Every step by fits that saw no row of its card; and by those that saw other families on its card, too. [s]"""
+        of_card_s, of_family_s = (np.empty_like(self.step_s) for _ in range(2))
+        for card in np.unique(self.card):
+            own = self.card == card
+            elsewhere = self.fit(~own)
+            of_card_s[own] = self.law.step_s(np.exp(elsewhere))[own]
+            for family in np.unique(self.family[own]):
+                left = own & (self.family == family)
+                constants = np.exp(self.fit(own & ~left, elsewhere))
+                of_family_s[left] = self.law.step_s(constants)[left]
+        return of_card_s, of_family_s
 
 
-def fitted(
-    steps: Steps, rows: BoolArray, centre: FloatArray = PRIOR, spread: float = _UNSEEN
-) -> FloatArray:
-    """Logarithms of the constants behind some rows, those aside whose own steps show a disturbance."""
-    rows = rows & ~steps.disturbed
-
-    def residuals(z: FloatArray) -> FloatArray:
-        away = np.log(threaded_s(steps, centre + spread * z) / steps.step_s)[rows] / _SIGMA
-        return np.concatenate([heavy_tailed(away), z])
-
-    return np.asarray(centre + spread * least_squares(residuals, np.zeros_like(centre)).x)
+def thread_constants(table: Table, trace: Trace = trace_setting) -> dict[str, dict[str, float]]:
+    """What ships: constants by the steps of each card and of all; what one undisturbed step in ten is off, in log."""
+    found = _read(table, trace)
+    assert found is not None, table.skipped
+    of_card_s, of_family_s = found.left_out_s()
+    every = np.full(len(found.step_s), True)
+    chosen = {"others": (every, found.fit(every), of_card_s)}
+    for card in np.unique(found.card):
+        own = found.card == card
+        name = devices.device_of({"device": str(card)})
+        chosen[name] = own, found.fit(own, found.fit(~own)), of_family_s
+    return {
+        name: {
+            **dict(zip(THREAD_CONSTANTS, np.exp(logs).tolist(), strict=True)),
+            "log_error": float(
+                np.quantile(np.abs(np.log(ours_s / found.step_s))[rows & ~found.disturbed], 0.9)
+            ),
+        }
+        for name, (rows, logs, ours_s) in chosen.items()
+    }
 
 
 def judge_threads(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:
@@ -90,16 +92,7 @@ def judge_threads(table: Table, trace: Trace = trace_setting) -> Iterator[Publis
         table.skipped.append("data_parallel: no model on one GPU and on several")
         return
     cards = np.unique(found.card)
-    of_card_s, of_family_s = (np.empty_like(found.step_s) for _ in range(2))
-    for card in cards:
-        own = found.card == card
-        elsewhere = fitted(found, ~own)
-        of_card_s[own] = threaded_s(found, elsewhere)[own]
-        for family in np.unique(found.family[own]):
-            left = own & (found.family == family)
-            of_family_s[left] = threaded_s(
-                found, fitted(found, own & ~left, elsewhere, _OTHER_HOST)
-            )[left]
+    of_card_s, of_family_s = found.left_out_s()
     # What is left out at a time, and among which rows.
     known = {
         "other cards alone": (of_card_s, found.card, np.full(len(found.card), "")),
@@ -126,8 +119,8 @@ def judge_threads(table: Table, trace: Trace = trace_setting) -> Iterator[Publis
 
 def _part(found: Steps, ours_s: FloatArray, left: BoolArray, others: BoolArray) -> Part:
     """Of one group left out; its interval is of the errors of the others, left out as well."""
-    alone_s, devices, step_s = found.alone_s, found.devices, found.step_s
-    alike = [others & (devices == n) for n in devices[left]]
+    alone_s, counts, step_s = found.law.alone_s, found.law.devices, found.step_s
+    alike = [others & (counts == n) for n in counts[left]]
     ratios = [np.median((step_s / alone_s)[rows if rows.any() else others]) for rows in alike]
     width = np.exp(np.quantile(np.abs(np.log(ours_s / step_s))[others], 0.9))
     return Part(
@@ -169,12 +162,14 @@ def _read(table: Table, trace: Trace) -> Steps | None:
         return sizes[setting_of(row).model]
 
     return Steps(
-        alone_s=column(lambda row: alone_ms[_alike(row)] / 1e3),
-        devices=column(lambda row: float(row["gpus"])),
-        modules=column(lambda row: size(row).modules),
-        # Models in 16 bit as a whole, or in 32 bit.
-        parameter_bytes=column(
-            lambda row: size(row).parameters * (2 if row["precision"] == "fp16" else 4)
+        law=ThreadedSteps(
+            alone_s=column(lambda row: alone_ms[_alike(row)] / 1e3),
+            devices=column(lambda row: float(row["gpus"])),
+            modules=column(lambda row: size(row).modules),
+            # Models in 16 bit as a whole, or in 32 bit.
+            parameter_bytes=column(
+                lambda row: size(row).parameters * (2 if row["precision"] == "fp16" else 4)
+            ),
         ),
         step_s=column(lambda row: float(row["step_ms"]) / 1e3),
         card=np.array([row["device"] for row in rows]),

@@ -1,4 +1,4 @@
-"""Exchanges and options by hand: experts, groups of shards, one process, precision."""
+"""Exchanges and options by hand: experts, groups of shards, precision."""
 
 from dataclasses import replace
 
@@ -11,13 +11,10 @@ from perfmodel.cost.layout_time import (
     all_to_all_s,
     context_s,
     data_s,
-    outputs_s,
     p2p_s,
     replicas_reduce_s,
-    replicate_s,
     step_parts,
     tensor_collective_s,
-    threads_s,
 )
 from perfmodel.layout import parse_layout
 from perfmodel.workload.transformer import TRANSFORMERS, gpt
@@ -102,29 +99,6 @@ def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:
     assert held["parameters"][0] == 2 * (ALL / 8 + 2 * LAYER)
 
 
-def test_one_process_sends_everything_from_its_first_device() -> None:
-    jobs = jobs_of("dp=4 one_process=yes")
-    assert replicate_s(jobs, FITTED)[0] == pytest.approx(2 * ALL / 80e9)
-    assert outputs_s(jobs, FITTED)[0] == pytest.approx(3 * 4 * 128 * 2048 / 80e9)
-    gathered = rank_parts(jobs, 0)["logits"] - rank_parts(jobs_of("dp=4"), 0)["logits"]
-    assert gathered[0] == 3 * 14 * 128 * 2048
-
-
-def test_threads_take_turns_to_issue_forward_passes() -> None:
-    """Work of no size: four forward passes wait for one lock, the backward pass does not."""
-    free = FITTED | {
-        "matmul_flop_per_s": 1e30,
-        "memory_bytes_per_s": 1e30,
-        "micro_step_s": 0.0,
-        "layer_host_s": 1e-3,
-        "backward_ratio": 2.0,
-    }
-    one = step_parts(jobs_of("dp=4"), free).compute_s[0]
-    four = step_parts(jobs_of("dp=4 one_process=yes"), free).compute_s[0]
-    assert one == pytest.approx(4 * 3e-3)
-    assert four == pytest.approx(4 * (4 + 2) * 1e-3)
-
-
 def test_32_bit_doubles_bytes() -> None:
     half, single = jobs_of("dp=8"), jobs_of("dp=8 precision=tf32")
     assert data_s(single, FITTED)[0] == pytest.approx(2 * data_s(half, FITTED)[0])
@@ -156,11 +130,6 @@ def test_nothing_is_exchanged_with_nobody() -> None:
     mixed = Jobs.joined([replace(alone, experts=experts.experts), experts])
     assert all_to_all_s(mixed, FITTED)[0] == 0.0
     assert all_to_all_s(mixed, FITTED)[1] > 0.0
-    for cost in (replicate_s, outputs_s, threads_s):
-        assert cost(alone, FITTED).tolist() == [0.0]
-        assert cost(jobs_of("dp=1 one_process=yes"), FITTED).tolist() == [0.0]
-        assert cost(jobs_of("dp=2 one_process=yes"), FITTED)[0] > 0.0
-        assert cost(jobs_of("dp=2"), FITTED).tolist() == [0.0]
     # Sharded parameters have exchanges of their own.
     assert data_s(jobs_of("dp=8 zero=3"), FITTED).tolist() == [0.0]
     assert data_s(jobs_of("dp=8 zero=2"), FITTED)[0] > 0.0

@@ -94,7 +94,6 @@ def test_experts_are_common_until_they_are_divided() -> None:
         ("precision=bf16", "element_bytes", 2),
         ("precision=fp8", "element_bytes", 2),
         ("tp=2 sequence_parallel=yes", "sequence_parallel", 1),
-        ("dp=2 one_process=yes", "one_process", 1),
         ("pp=2 accumulation=2 interleave=3", "interleave", 3),
         # A job leaves its node beyond its devices; shards are replicas unless their number is said.
         ("dp=8", "several_nodes", 0),

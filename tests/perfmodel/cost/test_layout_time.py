@@ -308,7 +308,7 @@ def test_shards_that_are_prefetched_hide_behind_the_pass_before() -> None:
     [
         *("dp=1", "dp=8 accumulation=5", "dp=16 zero=1", "dp=8 ep=4", "dp=2 tp=4 cp=2"),
         *("dp=4 zero=3", "dp=4 zero=3 accumulation=3", "dp=16 zero=3 shard=4"),
-        *("dp=4 one_process=yes accumulation=2", "dp=4 tp=2 recompute=selective"),
+        "dp=4 tp=2 recompute=selective",
     ],
 )
 def test_times_of_causes_make_up_the_step(text: str) -> None:
@@ -323,8 +323,6 @@ def test_times_of_causes_make_up_the_step(text: str) -> None:
         ahead_s, back_s = (each + times[Cause.TENSOR] / 2 for each in (ahead_s, back_s))
         both_s = gather_s + times[Cause.REDUCE_SCATTER] + reduce_s
         late_s = m * (max(gather_s - ahead_s, 0.0) + max(both_s - back_s, 0.0))
-    elif layout.one_process:
-        late_s = m * (times[Cause.BROADCAST] + gather_s + reduce_s)
     else:
         late_s = max(reduce_s - back_s, 0.0)
         assert gather_s == times[Cause.REDUCE_SCATTER] == reduce_s / 2
@@ -336,7 +334,7 @@ def test_times_of_causes_make_up_the_step(text: str) -> None:
 
 #: One of every kind of job, with what only it has.
 KINDS: Final = (
-    *("dp=1", "dp=8", "dp=4 one_process=yes", "dp=4 zero=3", "dp=8 ep=8"),
+    *("dp=1", "dp=8", "dp=4 zero=3", "dp=8 ep=8"),
     *("dp=8 zero=3 shard=4", "tp=2 sequence_parallel=yes", "cp=2"),
     *("pp=2 accumulation=4 schedule=gpipe", "pp=3 accumulation=4"),
     *("pp=2 accumulation=4 interleave=2", "dp=16 pp=2", "precision=fp32", "recompute=full"),

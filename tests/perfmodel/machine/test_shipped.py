@@ -1,15 +1,18 @@
 """Machines that come with perfmodel."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group
-from perfmodel.cost.step_curves import LawDurations
+from perfmodel.cost.step_curves import LawDurations, shipped_threads
+from perfmodel.cost.step_law import ThreadedSteps
 from perfmodel.documents.profile import (
     InferredDocument,
     ProfileDocument,
@@ -17,13 +20,15 @@ from perfmodel.documents.profile import (
     shipped_machines,
 )
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
-from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.models import SHIPPED_TRACES, read_model
 from tests.benchmarks.machines import MACHINES, sha256_of, tables_of
 from tests.examples import ROOT
 from tests.existing import existing
+from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
 
 NODES = Cluster(
@@ -133,6 +138,41 @@ def test_links_of_a_file_reach_large_models(name: str) -> None:
     moved_s = 3 * 2 * 8.03e9 / 1e9
     assert most.nominal == pytest.approx(moved_s, rel=0.3)
     assert most.p95 / most.nominal > fast.p95 / fast.nominal
+
+
+@pytest.mark.parametrize("name", ["titan-rtx", "dgx-a100"])
+def test_one_process_leads_devices_as_its_law_says_of_a_step_alone(name: str) -> None:
+    """A linear layer in a module: calls and copies of a model beside a step that is hardly longer."""
+    machine = shipped(name)
+    question = asked(machine)
+    layout = replace(question.layout, dp=4, one_process=True)
+    found = answer(question.at(layout))
+    alone_s = answer(question).step_s[:1]
+    step = question.measured
+    assert isinstance(step, TracedWorkload)
+    modules = sum(step.trace.at(micro_batch=64).modules_entered())
+    size_bytes = sum(each.size_bytes for each in step.workload.parameters)
+    law = ThreadedSteps(alone_s, *map(np.array, (4.0, modules, size_bytes)))
+    constants, log_error, _ = shipped_threads(machine.device_name)
+    led_s, copied_s = (float(part_s.item()) for part_s in law.parts_s(constants))
+    assert found.step.nominal == pytest.approx(led_s + copied_s)
+    assert found.exposed_comm_s[0] == pytest.approx(copied_s)
+    # The error of the law comes beside that of the step alone.
+    both = math.hypot(log_error, existing(machine.device_costs).left_out[0].log_error)
+    assert 0.6 * both < math.log(found.step.p95 / found.step.nominal) < 1.6 * both
+    assert found.evidence["nn.DataParallel"] is Evidence.INFERRED
+    # One loader feeds all four.
+    slow = answer(replace(question.at(layout), loader_samples_per_s=4 * 64 / 2.0))
+    assert slow.step.nominal == pytest.approx(2.0)
+
+
+def test_one_process_needs_a_gpu_and_a_trace() -> None:
+    calibrated, cpu = shipped("h200"), profile(Machine())
+    workload = timed_workload(calibrated, existing(calibrated.workload("gpt2")).workload)
+    layout = parse_layout("dp=4 one_process=yes")
+    for machine, trained in ((calibrated, workload), (cpu, timed_workload(cpu, "heavy"))):
+        with pytest.raises(NotFeasible, match="is known of traced models on GPUs, got"):
+            answer(Question(machine=machine, workload=trained, layout=layout))
 
 
 def test_a_part_of_the_parameters_is_updated_in_less_time() -> None:

@@ -196,7 +196,6 @@ def test_full_recomputation_adds_the_forward_pass_of_the_blocks(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dp=8 one_process=yes", "DataParallel"),
         ("dp=8 zero=3 shard=4", "no HSDP"),
         ("cp=2", "cp must be 1"),
         ("pp=5", "pp must be at most the 4 blocks"),

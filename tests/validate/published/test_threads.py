@@ -6,52 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibrate.step_fit import THREADS_PRIOR
 from calibrate.step_table import Setting
+from perfmodel.cost.step_law import ThreadedSteps
 from perfmodel.documents.verdicts import CARRIED
 from perfmodel.errors import UntraceableModel
 from perfmodel.workload.step import Segment, TracedStep
 from tests.calibrate.test_step_table import trace_named
 from tests.validate.published.judged import opened
-from validate.published.threads import PRIOR, Steps, fitted, judge_threads, threaded_s
+from validate.published.threads import judge_threads, thread_constants
 
 MODULES = {"alpha_10": 20, "beta_10": 200, "gamma_10": 600}
 
 
-def steps_of(*rows: tuple[float, float, float, float]) -> Steps:
-    alone_s, devices, modules, parameter_bytes = np.array(rows, dtype=float).T
-    names = np.full(len(rows), "one")
-    return Steps(
-        alone_s=alone_s,
-        devices=devices,
-        modules=modules,
-        parameter_bytes=parameter_bytes,
-        step_s=alone_s,
-        card=names,
-        family=names,
-        disturbed=np.full(len(rows), False),
-    )
-
-
-def test_the_slower_of_device_and_lock_then_copies_and_bytes() -> None:
-    """Ten modules on four devices: 40 ms of calls, 20 ms of copies, 10 ms for a megabyte; devices 30 % slower."""
-    steps = steps_of((1e-3, 4, 10, 1e6), (4.0, 4, 10, 1e6))
-    assert threaded_s(steps, np.log([1e-3, 2e-3, 1e-8, 0.1])) == pytest.approx(
-        [0.07, 5.23], rel=1e-4
-    )
-
-
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_constants_of_a_host_come_back_beside_disturbed_runs(factor: float) -> None:
-    rng = np.random.default_rng(0)
-    ends = ((0.02, 0.6), (2.0, 4.0), (20.0, 600.0), (1e6, 5e8))
-    columns = [rng.uniform(low, high, 60) for low, high in ends]
-    steps = steps_of(*zip(*columns, strict=True))
-    truth = PRIOR + np.log([factor, factor, factor, 3.0])
-    times_s = threaded_s(steps, truth) * np.exp(0.005 * rng.standard_normal(60))
-    disturbed = np.arange(60) % 3 == 0
-    steps = steps._replace(step_s=np.where(disturbed, 9.0, times_s), disturbed=disturbed)
-    found = fitted(steps, np.full(60, True))
-    assert np.exp(found - truth) == pytest.approx(np.ones(4), rel=0.1)
+def steps_of(*rows: tuple[float, float, float, float]) -> ThreadedSteps:
+    return ThreadedSteps(*np.array(rows, dtype=float).T)
 
 
 def trace(setting: Setting) -> TracedStep:
@@ -71,9 +40,9 @@ def rows(device: str, slower: float) -> list[dict[str, object]]:
         for gpus in (1, 2, 4):
             step_ms = alone_ms
             if gpus > 1:
-                host = PRIOR + np.log([slower, slower, 1.0, 1.0])
+                host = np.exp(THREADS_PRIOR) * np.array([slower, slower, 1.0, 1.0])
                 one = steps_of((alone_ms / 1e3, gpus, modules, 0.0))
-                step_ms = 1e3 * float(threaded_s(one, host)[0])
+                step_ms = 1e3 * float(one.step_s(host)[0])
             cells: dict[str, object] = {
                 "source": "s",
                 "device": device,
@@ -121,6 +90,19 @@ def test_models_and_cards_left_out_are_predicted_from_one_gpu(tmp_path: Path) ->
     }
     [note] = opened_table.skipped
     assert note.endswith("torchvision:odd_1 cannot be traced: odd_1 is odd")
+
+
+def test_what_ships_is_fitted_to_each_card_and_to_all(tmp_path: Path) -> None:
+    """The host of one card is half as fast again, which a fit to both takes half of."""
+    names = ("TITAN Xp", "TITAN RTX")
+    table = [
+        row for name, slower in zip(names, (1.0, 1.5), strict=True) for row in rows(name, slower)
+    ]
+    found = thread_constants(opened(tmp_path, "data_parallel", table), trace)
+    slow, fast, both = (found[name] for name in ("titan-rtx", "titan-xp", "others"))
+    assert slow["module_s"] / fast["module_s"] == pytest.approx(1.5, rel=0.1)
+    assert fast["module_s"] < both["module_s"] < slow["module_s"]
+    assert both["log_error"] > max(slow["log_error"], fast["log_error"])
 
 
 def test_nothing_on_several_gpus_is_said(tmp_path: Path) -> None:
