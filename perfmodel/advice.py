@@ -1,9 +1,9 @@
 """Use case: where scaling ends, what ends it, which bandwidth would be enough, what to measure next."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -37,15 +37,12 @@ _WORTHWHILE: Final = 0.85
 def with_advice(
     document: PredictionDocument, question: Question, request: Forecast
 ) -> PredictionDocument:
-    """The prediction with advice on scaling.
-
-    It is unchanged for one device.
-    """
+    """The prediction with advice on scaling; unchanged for one device."""
     largest = document.points[-1].setting.world_size
     if largest == 1:
         return document
     whole = request.at_largest(question)
-    asked = Nominal.of(dataclasses.replace(whole, num_draws=1, validation=None))
+    asked = Nominal.of(replace(whole, num_draws=1, validation=None))
     single = Nominal.of(asked.question.at(on_one_device(asked.layout, request.scaling)))
     samples = asked.layout.global_batch / single.layout.global_batch
     step_s, ideal_s = asked.step_s(), single.step_s() * samples / asked.layout.world_size
@@ -115,14 +112,13 @@ def _at_rate(terms: Terms, factor: float) -> Terms:
         def time_s(size: Bytes | Samples) -> Samples:
             whole_s = cost(size)
             least_s = np.minimum(latency_s, whole_s)
-            result: Samples = least_s + (whole_s - least_s) / factor
-            return result
+            return np.asarray(least_s + (whole_s - least_s) / factor)
 
         return time_s
 
     data_parallel = (Cause.ALL_REDUCE, Cause.BROADCAST)
     changed = {cause: faster(terms.exchange_s[cause]) for cause in data_parallel}
-    return dataclasses.replace(terms, exchange_s={**terms.exchange_s, **changed})
+    return replace(terms, exchange_s={**terms.exchange_s, **changed})
 
 
 def _busbw_bytes_per_s(asked: Nominal) -> float | None:
@@ -181,8 +177,8 @@ def _measure_next(
 def _as_measured(question: Question, counts: Sequence[int]) -> Question:
     """The question to a machine that was also measured at some counts, which found what is expected."""
     if counts[0] == 1:  # then neither the device nor its law is in question
-        workload = dataclasses.replace(question.measured, shared_log_error=0.0)
-        question = dataclasses.replace(question, workload=workload)
+        workload = replace(question.measured, shared_log_error=0.0)
+        question = replace(question, workload=workload)
     ranks = counts[-1]
     machine, cluster = question.machine, question.cluster
     assert isinstance(machine, MeasuredMachine), machine
@@ -190,10 +186,8 @@ def _as_measured(question: Question, counts: Sequence[int]) -> Question:
         return question
     if cluster is not None:
         left = UNCERTAINTY_PER_DOUBLING * math.log2(question.layout.world_size / ranks)
-        tiers = tuple(
-            dataclasses.replace(tier, log_error=min(tier.log_error, left)) for tier in cluster.tiers
-        )
-        return dataclasses.replace(question, cluster=dataclasses.replace(cluster, tiers=tiers))
+        tiers = tuple(replace(t, log_error=min(t.log_error, left)) for t in cluster.tiers)
+        return replace(question, cluster=replace(cluster, tiers=tiers))
     network = cost_model(machine, None, 1).network
     largest = max(group.world_size for group in machine.collectives)
     added = []
@@ -201,10 +195,7 @@ def _as_measured(question: Question, counts: Sequence[int]) -> Question:
         if group.world_size == largest and group.collective in (ALL_REDUCE, "broadcast"):
             sizes = np.array([[int(point.at)] for point in group.points], np.float64)
             times_s = network.time_s(group.collective, sizes, Group(ranks))[:, 0].tolist()
-            points = tuple(
-                dataclasses.replace(point, time_s=time_s)
-                for point, time_s in zip(group.points, times_s, strict=True)
-            )
-            added.append(dataclasses.replace(group, world_size=ranks, points=points))
-    grown = dataclasses.replace(machine, collectives=tuple(added))
-    return dataclasses.replace(question, machine=grown)
+            timed = zip(group.points, times_s, strict=True)
+            points = tuple(replace(point, time_s=time_s) for point, time_s in timed)
+            added.append(replace(group, world_size=ranks, points=points))
+    return replace(question, machine=replace(machine, collectives=tuple(added)))

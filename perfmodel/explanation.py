@@ -1,11 +1,10 @@
 """Use case: why n devices are not n times as fast, cause by cause, and one change for each."""
 
-import dataclasses
 import enum
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class Nominal:
 
     def at(self, **changes: object) -> "Nominal":
         """The same with some values of the layout changed."""
-        changed = dataclasses.replace(self.layout, **changes)  # type: ignore[arg-type]
+        changed = replace(self.layout, **changes)  # type: ignore[arg-type]
         return Nominal.of(self.question.at(changed))
 
 
@@ -102,7 +101,7 @@ def _tried(asked: Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
         words = f"{name.replace('_', '-')} {value} (global batch {before} -> {after})"
         yield kind, words, other.step_s() * before / after
     if asked.question.loader_samples_per_s is not None:
-        faster = dataclasses.replace(terms, load_s=terms.load_s / 2)
+        faster = replace(terms, load_s=terms.load_s / 2)
         yield ChangeKind.LOADER, "a loader twice as fast", asked.step_s(faster)
     if layout.zero > 0 or layout.replicas == 1 or layout.synchronisation is not Synchronisation.DDP:
         return
@@ -117,13 +116,8 @@ def _tried(asked: Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
         asked.step_s(terms.sending(1 / 2)),
     )
     if any(o.cause is Cause.BROADCAST for o in asked.costs.program.operations):
-        without = with_exchange(terms, Cause.BROADCAST, nothing)
+        without = _without(terms, Cause.BROADCAST)
         yield ChangeKind.BUFFERS, "broadcast_buffers=False", asked.step_s(without)
-
-
-def with_exchange(terms: Terms, cause: Cause, cost: Callable[[Bytes | Samples], Samples]) -> Terms:
-    """Terms in which one kind of exchange costs otherwise."""
-    return dataclasses.replace(terms, exchange_s={**terms.exchange_s, cause: cost})
 
 
 #: Every operator of a forward pass has about two in the backward pass (gradients of input and
@@ -150,17 +144,10 @@ class LossCause(enum.StrEnum):
     OPTIMIZER = "optimizer"
 
 
-#: Exchanges that a step may hold; they are called alike.
-_EXCHANGES: Final = (
-    *(LossCause.ALL_REDUCE, LossCause.BROADCAST, LossCause.ALL_GATHER),
-    *(LossCause.REDUCE_SCATTER, LossCause.TENSOR, LossCause.P2P),
-)
-
-
 def on_one_device(layout: Layout, scaling: Scaling) -> Layout:
     """What speed-ups are over: the same micro-batch, or under strong scaling that of all devices together."""
     factor = layout.dp if scaling == "strong" else 1
-    return dataclasses.replace(layout.alone, micro_batch=factor * layout.micro_batch)
+    return replace(layout.alone, micro_batch=factor * layout.micro_batch)
 
 
 def lost_by_cause(asked: Nominal, baseline: Nominal) -> dict[LossCause, Seconds]:
@@ -183,11 +170,9 @@ def lost_by_cause(asked: Nominal, baseline: Nominal) -> dict[LossCause, Seconds]
 def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Terms]]:
     """Terms of the step with one cause removed at a time."""
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
-    replace = dataclasses.replace
-    for cause in _EXCHANGES:
-        exchange = Cause(cause.value)
-        if exchange in terms.exchange_s:
-            yield cause, with_exchange(terms, exchange, nothing)
+    for cause in LossCause:
+        if cause.value in terms.exchange_s:
+            yield cause, _without(terms, Cause(cause.value))
     yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
     yield LossCause.STRAGGLERS, replace(terms, slowest=one)
     yield LossCause.BUCKET, replace(terms, bucket_s=none, bucket_s_per_byte=none)
@@ -195,10 +180,8 @@ def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
     yield from _of_one_device(asked)
     if asked.layout.world_size > 1:
         single = Nominal.of(asked.question.at(asked.layout.alone)).terms
-        yield (
-            LossCause.CONTENTION,
-            replace(terms, compute_s=single.compute_s, issue_s=single.issue_s),
-        )
+        shared = replace(terms, compute_s=single.compute_s, issue_s=single.issue_s)
+        yield LossCause.CONTENTION, shared
     if asked.layout.micro_batch != baseline.micro_batch:
         yield LossCause.SMALL_BATCH, _at_large_batch(asked, baseline.micro_batch)
 
@@ -213,7 +196,7 @@ def _without_dispatch(asked: Nominal) -> Terms:
     """On synchronous devices dispatch is part of the passes."""
     terms, machine, workload = asked.terms, asked.question.machine, asked.question.workload
     if terms.issue_s:
-        return dataclasses.replace(terms, issue_s=dict.fromkeys(terms.issue_s, np.zeros(1)))
+        return replace(terms, issue_s=dict.fromkeys(terms.issue_s, np.zeros(1)))
     assert isinstance(machine, MeasuredMachine)
     assert isinstance(workload, MeasuredWorkload)
     dispatch_s = machine.dispatch_s * workload.workload.num_operators
@@ -221,7 +204,7 @@ def _without_dispatch(asked: Nominal) -> Terms:
         cause: np.maximum(0.0, time_s - dispatch_s * _DISPATCH_SHARES.get(cause, 0.0))
         for cause, time_s in terms.compute_s.items()
     }
-    return dataclasses.replace(terms, compute_s=compute_s)
+    return replace(terms, compute_s=compute_s)
 
 
 def _at_large_batch(asked: Nominal, micro_batch: int) -> Terms:
@@ -237,7 +220,7 @@ def _at_large_batch(asked: Nominal, micro_batch: int) -> Terms:
             for cause, time_s in large_s.items()
         }
 
-    return dataclasses.replace(
+    return replace(
         asked.terms,
         compute_s=scaled(large.compute_s, asked.terms.compute_s),
         issue_s=scaled(large.issue_s, asked.terms.issue_s),
@@ -245,9 +228,12 @@ def _at_large_batch(asked: Nominal, micro_batch: int) -> Terms:
 
 
 def _without(terms: Terms, cause: Cause) -> Terms:
+    """Terms in which one kind of exchange, or of work, costs nothing."""
+    if cause in terms.exchange_s:
+        return replace(terms, exchange_s={**terms.exchange_s, cause: nothing})
     none = {cause: np.zeros(1)}
     issue_s = {**terms.issue_s, **none} if cause in terms.issue_s else terms.issue_s
-    return dataclasses.replace(terms, compute_s={**terms.compute_s, **none}, issue_s=issue_s)
+    return replace(terms, compute_s={**terms.compute_s, **none}, issue_s=issue_s)
 
 
 class Resource(enum.StrEnum):
@@ -263,9 +249,8 @@ class Resource(enum.StrEnum):
 
 def bottleneck(question: Question) -> Resource:
     """The resource without which the step would be shortest, each made free alone."""
-    asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
+    asked = Nominal.of(replace(question, num_draws=1, validation=None))
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
-    replace = dataclasses.replace
     silent = replace(
         terms,
         compute_speed=one,
@@ -277,7 +262,8 @@ def bottleneck(question: Question) -> Resource:
         compute_s = {c: time_s * left.get(c, 1.0) for c, time_s in terms.compute_s.items()}
         # Copies into buckets are starts of kernels, and traffic.
         copies = "bucket_s" if resource is Resource.COMPUTE else "bucket_s_per_byte"
-        free[resource] = replace(terms, compute_s=compute_s, **{copies: none})
+        edits: dict[str, Any] = {"compute_s": compute_s, copies: none}
+        free[resource] = replace(terms, **edits)
     return min(free, key=lambda resource: asked.step_s(free[resource]))
 
 
@@ -507,7 +493,7 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
         raise NotFeasible(
             f"--layout: explain takes no parts out of DataParallel, got {layout}; predict tells its step"
         )
-    asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
+    asked = Nominal.of(replace(question, num_draws=1, validation=None))
     baseline = on_one_device(layout, scaling)
     single = Nominal.of(asked.question.at(baseline))
     baseline_s, step_s = single.step_s(), asked.step_s()

@@ -13,7 +13,7 @@ from perfmodel.answer.inferred import (
     parts_record,
     trained_record,
 )
-from perfmodel.cost.inferred import InferredModel, StepInterval
+from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
 from perfmodel.cost.layout_time import StepParts
 from perfmodel.cost.memory import FITS_ABOVE
@@ -185,7 +185,10 @@ def _ranked(
     needed_bytes, fit = search.needed_bytes, search.fit
     found = model.predict(jobs)
     parts = model.parts(jobs)
-    slower, ties = against_first(model, jobs, found)
+    # How far every job is behind the first, in standard deviations: within those of 90 % the two tie.
+    deviation = np.maximum(model.ratio_uncertainty(jobs), 1e-9)
+    distance = np.log(found.mean_s / found.mean_s[0]) / deviation
+    slower, ties = normal_cdf(distance), np.abs(distance) <= DEVIATE_90
     work = request.training.global_batch * request.training.model.sequence
     return tuple(
         RankedLayout(
@@ -225,15 +228,6 @@ def to_test(
         open_draws &= ~near[:, chosen[-1]]
         chances.append(float(1 - open_draws.mean()))
     return chosen, chances
-
-
-def against_first(
-    model: InferredModel, jobs: Jobs, found: StepInterval
-) -> tuple[Column, NDArray[np.bool_]]:
-    """Probability of every job to be slower than the first, and whether the two tie."""
-    deviation = np.maximum(model.ratio_uncertainty(jobs), 1e-9)
-    distance = np.log(found.mean_s / found.mean_s[0]) / deviation
-    return normal_cdf(distance), np.abs(distance) <= DEVIATE_90
 
 
 def _loss(parts: StepParts, index: int) -> tuple[str, float]:

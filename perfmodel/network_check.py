@@ -221,7 +221,16 @@ def check_network(
         if network is not None and network.messages:
             own = f"{machine.max_world_size} x {machine.device_name}"
             links.append(f"node: expected as {own} were measured")
-    expected_s = _expected(measured, cluster, network or _of_links(cluster))
+    links_alone = Network(
+        messages={},
+        library="nccl",
+        uncertainty=np.zeros(1),
+        kind_uncertainty=np.ones(1),
+        cluster=cluster,
+        measured_tier=NOT_MEASURED,
+        tier_uncertainties=np.ones((len(cluster.tiers), 1)),
+    )
+    expected_s = _expected(measured, cluster, network or links_alone)
     bands = _bands(measured, expected_s, buckets_bytes)
     step = None
     if buckets_bytes and measured.collective == "all_reduce":
@@ -239,20 +248,6 @@ def check_network(
 
 
 _Time = Callable[[float], Seconds]
-
-
-def _of_links(cluster: Cluster) -> Network:
-    """Collectives on links that are as the cluster says."""
-    one = np.ones(1)
-    return Network(
-        messages={},
-        library="nccl",
-        uncertainty=np.zeros(1),
-        kind_uncertainty=one,
-        cluster=cluster,
-        measured_tier=NOT_MEASURED,
-        tier_uncertainties=np.ones((len(cluster.tiers), 1)),
-    )
 
 
 def _expected(measured: MeasuredCollective, cluster: Cluster, network: Network) -> _Time:

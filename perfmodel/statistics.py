@@ -114,8 +114,7 @@ def heavy_tailed_quantiles(probabilities: FloatArray) -> FloatArray:
     """
     root = np.sqrt(4 * probabilities * (1 - probabilities))
     size = 2 * np.sqrt(np.maximum(np.cos(np.arccos(root) / 3) / root - 1, 0.0))
-    quantiles: FloatArray = np.sign(probabilities - 0.5) * size
-    return quantiles
+    return np.asarray(np.sign(probabilities - 0.5) * size)
 
 
 def unpaired(first: FloatArray, other: FloatArray, *, seed: str) -> tuple[FloatArray, FloatArray]:
@@ -203,8 +202,7 @@ def _excess(excesses: FloatArray, efolds: float) -> FloatArray:
     growth = np.divide(
         np.expm1(shape * efolds), shape, out=np.full_like(shape, efolds), where=shape > 0
     )
-    result: FloatArray = mean * (1 - shape) * growth
-    return result
+    return np.asarray(mean * (1 - shape) * growth)
 
 
 def expected_largest_deviate(world_size: int) -> float:
@@ -295,5 +293,4 @@ def covariance(
         for one, other in zip((first / lengths).T, (second / lengths).T, strict=True)
     )
     distance = math.sqrt(3) * np.sqrt(squares)
-    result: FloatArray = spread**2 * (1 + distance) * np.exp(-distance)
-    return result
+    return np.asarray(spread**2 * (1 + distance) * np.exp(-distance))

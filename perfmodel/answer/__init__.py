@@ -185,12 +185,15 @@ def timed_workload(
     """A calibrated workload by name, or a traced one by its operators."""
     name = workload if isinstance(workload, str) else workload.name
     if (rescaling := machine.rescaling) is not None:
-        from perfmodel.cost.rescaling import carried_over, whole_steps_refused  # noqa: PLC0415
+        from perfmodel.cost.rescaling import carried_over  # noqa: PLC0415
         from perfmodel.cost.step_curves import workload_by_law  # noqa: PLC0415
         from perfmodel.cost.traced import GRID  # noqa: PLC0415
 
         if trace is None or isinstance(workload, str):
-            raise whole_steps_refused(name, machine.device_name)
+            raise UsageError(
+                f"--workload: must be a traced workload file on {machine.device_name}, got {name!r}: whole "
+                f"steps of another device cannot be scaled; perfmodel trace {name}, then give its file"
+            )
         if rescaling.source is None:
             found = workload_by_law(rescaling.target, workload, trace, batches=GRID)
         else:

@@ -21,7 +21,7 @@ from perfmodel.documents.prediction import (
     PredictionDocument,
     RankMemory,
 )
-from perfmodel.layout import Layout, Scaling, scaled_layouts
+from perfmodel.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.units import Bytes, format_bytes
 
@@ -161,6 +161,11 @@ def prediction(
     machine, validation, cluster = question.machine, question.validation, question.cluster
     traced = question.workload
     assert isinstance(machine, MeasuredMachine), machine
+    method = None
+    if isinstance(traced, TracedWorkload):
+        is_own = answers[0].layout.micro_batch == traced.trace.own_micro_batch
+        own = ("the model's own batch",) if is_own else ()
+        method = ", ".join((traced.trace.method.words, *own, *measured_in_place(traced)))
     return PredictionDocument(
         provenance=Provenance.of_answer(host_fingerprint=machine.origin.fingerprint),
         profile_digest=machine.digest,
@@ -168,7 +173,7 @@ def prediction(
         device_name=machine.device_name,
         workload=question.workload_name,
         scaling=scaling,
-        method=_method(traced, answers[0].layout) if isinstance(traced, TracedWorkload) else None,
+        method=method,
         cluster=None if cluster is None else cluster.name,
         points=tuple(point(each, baseline=baseline) for each in answers),
         measured=measured_points(
@@ -181,13 +186,6 @@ def prediction(
             *measured_caveats(question, {each.layout: each.evidence for each in answers}),
         ),
     )
-
-
-def _method(workload: TracedWorkload, layout: Layout) -> str:
-    """How a traced step trains, whether at the batch that came with its model, and what was measured in place."""
-    is_own = layout.micro_batch == workload.trace.own_micro_batch
-    own = ("the model's own batch",) if is_own else ()
-    return ", ".join((workload.trace.method.words, *own, *measured_in_place(workload)))
 
 
 def _most_memory_bytes(question: Question) -> Bytes | None:
@@ -283,33 +281,26 @@ def measured_points(
 ) -> tuple[MeasuredPoint, ...]:
     """Calibration runs that are the same as one of the layouts, with measured speed-ups."""
     steps_s = {
-        (step.world_size, step.micro_batch, step.synchronisation, step.bucket_cap_mb): step.step_s
+        Layout(
+            dp=step.world_size,
+            micro_batch=step.micro_batch,
+            wrapper=Synchronisation(step.synchronisation),
+            bucket_cap_mb=step.bucket_cap_mb,
+        ): step.step_s
         for step in machine.steps
         if step.workload == workload
     }
-    points = []
     alone = layouts[0].alone
+    single_s = steps_s.get(alone)
+    points = []
     for layout in layouts:
-        step_s = steps_s.get(_key(layout))
-        if step_s is None or layout.accumulation != 1 or layout.dp != layout.world_size:
-            continue
-        single_s = steps_s.get(_key(alone))
-        ratio = layout.global_batch / alone.global_batch
-        points.append(
-            MeasuredPoint(
+        if (step_s := steps_s.get(layout)) is not None:
+            ratio = layout.global_batch / alone.global_batch
+            run = MeasuredPoint(
                 world_size=layout.world_size,
                 micro_batch=layout.micro_batch,
                 step_s=step_s,
                 speedup=None if single_s is None else ratio * single_s / step_s,
             )
-        )
+            points.append(run)
     return tuple(points)
-
-
-def _key(layout: Layout) -> tuple[int, int, str, float | None]:
-    return (
-        layout.world_size,
-        layout.micro_batch,
-        layout.synchronisation.value,
-        layout.bucket_cap_mb,
-    )

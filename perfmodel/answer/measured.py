@@ -226,6 +226,10 @@ def measured_answer(question: Question) -> Answer:
     step_s, silent_s, even_s = all_step_times(program, [(terms, case_s) for case_s in cases_s])
     crowded = crowding(question, trace)
     draws_s = _of_one_run(question, model, costs, step_s) * crowded
+    size_bytes, bottleneck = largest_all_reduce(program), None
+    if question.cluster is not None and size_bytes:
+        group = groups(question.layout)[Cause.ALL_REDUCE]
+        bottleneck = model.network.bottleneck(size_bytes, group)
     return Answer(
         question=question,
         program=program,
@@ -235,7 +239,7 @@ def measured_answer(question: Question) -> Answer:
         exposed_comm_s=np.maximum(0.0, step_s * crowded - silent_s),
         straggler_s=max(0.0, trace.step_s - float(even_s[0])),
         evidence=dict(terms.evidence),
-        bottleneck_link=_bottleneck(question, program, model),
+        bottleneck_link=bottleneck,
     )
 
 
@@ -453,13 +457,6 @@ def largest_all_reduce(program: StepProgram) -> Bytes:
     return max(sizes, default=0)
 
 
-def _bottleneck(question: Question, program: StepProgram, model: CostModel) -> str | None:
-    size_bytes = largest_all_reduce(program)
-    if question.cluster is None or not size_bytes:
-        return None
-    return model.network.bottleneck(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])
-
-
 def measured_caveats(
     question: Question, found: Mapping[Layout, Mapping[str, Evidence]]
 ) -> tuple[str, ...]:
@@ -491,8 +488,10 @@ def measured_caveats(
         ranks = machine.max_world_size
         known = f"{ranks} ranks" if ranks > 1 else "one rank"
         said.append(f"{largest} devices assume {links}; {known} measured")
-    if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:
-        said += _note_on_crossing(machine, cluster)
+    is_crossed = machine.num_nodes > 1 and machine.ranks_per_node > 1
+    if is_crossed and cluster is not None and not any(t.as_measured for t in cluster.tiers):
+        told = "collectives crossed two tiers at once: node links are the cluster file's"
+        said.append(told + ("; 'measured' names those measured" if machine.between_nodes else ""))
     outside = {
         layout.micro_batch
         for layout, evidence in found.items()
@@ -526,14 +525,6 @@ def _assumed_links(machine: MeasuredMachine, cluster: "Cluster | None") -> str:
     return "links as in the cluster file"
 
 
-def _note_on_crossing(machine: MeasuredMachine, cluster: "Cluster") -> Iterator[str]:
-    """What prices links between nodes, where collectives that crossed them were measured."""
-    if any(tier.as_measured for tier in cluster.tiers):
-        return
-    said = "collectives crossed two tiers at once: node links are the cluster file's"
-    yield said + ("; 'measured' names those measured" if machine.between_nodes else "")
-
-
 #: A caveat is one line.
 _NAMED_FAMILIES: Final = 3
 
@@ -545,7 +536,10 @@ def _origin_caveats(
     name = workload.workload.name
     names = ", ".join(workload.untimed)
     untimed = (f"never timed, taken at the machine's peak: {names}",) if names else ()
-    if far := _far_families(workload, batches):
+    # Where curves are read that lie nearest to the micro-batches.
+    known = dict(workload.far)
+    nearest = (min(known, key=lambda at: abs(math.log(at / batch))) for batch in batches if known)
+    if far := [*dict.fromkeys(family for batch in nearest for family in known[batch])]:
         more = f" and {len(far) - _NAMED_FAMILIES} more" if len(far) > _NAMED_FAMILIES else ""
         untimed = (*untimed, f"far from every timing: {', '.join(far[:_NAMED_FAMILIES])}{more}")
     if profile.rescaling is not None:
@@ -557,13 +551,6 @@ def _origin_caveats(
     if not workload.measured_batches:
         return f"{name} was never run: its operators are read from curves", *untimed
     return f"{name} was not calibrated, but measured in place", *untimed
-
-
-def _far_families(workload: MeasuredWorkload, batches: Sequence[int]) -> list[str]:
-    """Those without a timing near, where curves are read the nearest to the micro-batches; the longest first."""
-    known = dict(workload.far)
-    nearest = (min(known, key=lambda at: abs(math.log(at / batch))) for batch in batches if known)
-    return [*dict.fromkeys(family for batch in nearest for family in known[batch])]
 
 
 def measured_in_place(workload: MeasuredWorkload) -> Iterator[str]:

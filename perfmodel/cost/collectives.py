@@ -241,16 +241,6 @@ class SwitchedSum:
     """Over the size of the whole array."""
 
 
-def switched_bytes(size_bytes: float | Samples, members: int) -> float | Samples:
-    """What a member sends, and receives, while a switch adds up an array. [B]
-
-    Every member is in charge of a part: the switch pulls that part from all, hands the sum to the one
-    in charge, and its result to all. So each sends the whole array once, and the result of its part
-    [Klenk et al., "An in-network architecture for accelerating shared-memory collectives", ISCA 2020].
-    """
-    return size_bytes * (1 + 1 / members)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LevelCost:
     """One tier in use; a message through it takes its latency and its transfer, one after the other."""
@@ -299,8 +289,7 @@ def all_reduce_s(levels: Levels, size_bytes: float | Samples, *, library: str) -
     ``size_bytes``: One size, or many of shape ``(num_sizes, 1)``.
     """
     times_s = [_total(_parts(*choice, size_bytes)) for choice in _choices(levels, library)]
-    result: Samples = np.minimum.reduce(times_s)
-    return result
+    return np.asarray(np.minimum.reduce(times_s))
 
 
 def start_s(size_bytes: float | Samples, ranks: int, *, library: str) -> Samples:
@@ -318,8 +307,7 @@ def half_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samp
     halves = {Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.HALVING_DOUBLING}
     choices = [choice for choice in _choices(levels, library) if choice[0] in halves]
     times_s = [_total(_parts(*choice, size_bytes)) for choice in choices]
-    result: Samples = (np.minimum.reduce(times_s) + _start_s(levels)) / 2
-    return result
+    return np.asarray((np.minimum.reduce(times_s) + _start_s(levels)) / 2)
 
 
 def broadcast_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samples:
@@ -335,11 +323,8 @@ def broadcast_s(levels: Levels, size_bytes: float | Samples, *, library: str) ->
             for used in _protocols(levels, library)
         ]
         return np.asarray(np.minimum.reduce(times_s) + _start_s(levels))
-    rounds = [
-        level.doublings * (level.latency_s + level.transfer_s(size_bytes)) for level in levels
-    ]
-    result: Samples = sum(rounds, start=_start_s(levels))
-    return result
+    rounds = (each.doublings * (each.latency_s + each.transfer_s(size_bytes)) for each in levels)
+    return sum(rounds, start=_start_s(levels))
 
 
 def _start_s(levels: Levels) -> Samples:
@@ -399,8 +384,7 @@ def _protocols(levels: Levels, library: str) -> list[Levels]:
 
 def _total(parts: Sequence[_Part]) -> Samples:
     """Latencies add up; of a pipeline's transfers each is listed once, by its slowest tier."""
-    result: Samples = sum((seconds for _, seconds, _ in parts), start=np.zeros(1))
-    return result
+    return sum((seconds for _, seconds, _ in parts), start=np.zeros(1))
 
 
 def _parts(algorithm: Algorithm, levels: Levels, size_bytes: float | Samples) -> list[_Part]:
@@ -472,5 +456,4 @@ def _halved_s(level: LevelCost, size_bytes: float | Samples) -> Samples:
     parts = [level.transfer_s(size_bytes / 2**k) for k in range(1, rounds + 1)]
     if level.members != 2**rounds:
         parts.append(level.transfer_s(size_bytes))
-    result: Samples = 2 * sum(parts, start=np.zeros(1))
-    return result
+    return 2 * sum(parts, start=np.zeros(1))

@@ -133,7 +133,9 @@ def family(operator: Operator) -> str:
     if operator.view:
         return "view"
     if base in _FUNCTIONS:
-        found = f"{_FUNCTION} {base}{_approximation(operator)}"
+        # Of a function with several kernels, which one; nothing for the exact one.
+        kernel = parsed(operator.arguments)[1].get("approximate", "none")
+        found = f"{_FUNCTION} {base}" + (f" {kernel}" if kernel != "none" else "")
     elif base in ("convolution", "convolution_backward"):
         found = f"{base} {_grouping(operator)}"
     else:
@@ -142,7 +144,9 @@ def family(operator: Operator) -> str:
             found += _format(operator.inputs[0])
         elif "batch_norm" in base:
             found += _CHANNELS_LAST if _by_pixel(operator.inputs[0]) else ""
-        if found == "pointwise" and _has_mixed_types(operator):
+        # Numbers do not count.
+        dtypes = {spec.dtype for spec in operator.inputs if spec.shape and "float" in spec.dtype}
+        if found == "pointwise" and len(dtypes) > 1:
             found += _MIXED
     if found in ("matmul", "batched matmul") and not _is_aligned(operator):
         found += _UNALIGNED
@@ -289,7 +293,10 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
         again = image.size_bytes / max(1, _channels(image))
         on_gpu = _by_channel(image, kind)
     elif attends(kind):
-        on_gpu = (operator.flop * _in_tiles(operator),)
+        # In whole tiles of queries and keys, and heads of one at least, over the work of its shapes.
+        sizes = _attended(operator)[1:]
+        tiles = (max(1.0, math.ceil(size / _TILE) * _TILE / max(1, size)) for size in sizes)
+        on_gpu = (operator.flop * math.prod(tiles),)
     return (1.0, operator.flop, *parts, again, *(on_gpu if gpu else ()))
 
 
@@ -363,15 +370,10 @@ def _grouping(operator: Operator) -> str:
         return f"{_DENSE if _in_blocks(operator) else _PATCHES}{last}"
     if weight[1] == 1:
         large = _LARGE if last and weight[-1] >= LARGE_KERNEL else ""
-        return f"{_DEPTHWISE}{_PADDED if at == 1 and _is_padded(operator) else ''}{last}{large}"
+        is_padded = at == 1 and parsed(operator.arguments)[0][4][-1] > operator.outputs[0].shape[-1]
+        return f"{_DEPTHWISE}{_PADDED if is_padded else ''}{last}{large}"
     is_odd = weight[1] % _BLOCK or weight[0] // _groups(operator) % _BLOCK
     return f"{_GROUPED}{_ODD if is_odd else ''}{last}"
-
-
-def _is_padded(operator: Operator) -> bool:
-    """Whether a convolution pads its image by more than its result is wide."""
-    padding: list[int] = parsed(operator.arguments)[0][4]
-    return padding[-1] > operator.outputs[0].shape[-1]
 
 
 def _format(image: TensorSpec) -> str:
@@ -400,12 +402,6 @@ def _convolved(operator: Operator) -> tuple[tuple[int, ...], tuple[int, ...], tu
     at = _weight_position(operator)
     result = operator.inputs[0] if at > 1 else operator.outputs[0]
     return operator.inputs[at - 1].shape, operator.inputs[at].shape, result.shape
-
-
-def _approximation(operator: Operator) -> str:
-    """Of a function with several kernels, which one; nothing for the exact one."""
-    kind = parsed(operator.arguments)[1].get("approximate", "none")
-    return "" if kind == "none" else f" {kind}"
 
 
 def _weight_position(operator: Operator) -> int:
@@ -443,8 +439,7 @@ def _matmul(operator: Operator) -> tuple[float, ...]:
         _log(first.shape[-2]),
         _log(first.shape[-1]),
         _log(second.shape[-1]),
-        float(_transposed(first)),
-        float(_transposed(second)),
+        *(float(f.stride is not None and f.stride[-1] != 1) for f in (first, second)),
     )
 
 
@@ -465,27 +460,15 @@ def _is_aligned(operator: Operator) -> bool:
     return all(row * size_bytes % _ALIGNMENT_BYTES == 0 for row in rows)
 
 
-def _has_mixed_types(operator: Operator) -> bool:
-    """Whether tensors of several floating types are read; numbers do not count."""
-    return len({s.dtype for s in operator.inputs if s.shape and "float" in s.dtype}) > 1
-
-
-def _transposed(spec: TensorSpec) -> bool:
-    return spec.stride is not None and spec.stride[-1] != 1
+def _attended(operator: Operator) -> tuple[int, int, int, int]:
+    """Heads of all samples, queries, keys, and the width of a head."""
+    at = 1 if "backward" in operator.name else 0
+    query, key = operator.inputs[at].shape, operator.inputs[at + 1].shape
+    return math.prod(query[:-2]), query[-2], key[-2], query[-1]
 
 
 def _attention(operator: Operator) -> tuple[float, ...]:
-    at = 1 if "backward" in operator.name else 0
-    query, key = operator.inputs[at].shape, operator.inputs[at + 1].shape
-    return (_log(math.prod(query[:-2])), _log(query[-2]), _log(key[-2]), _log(query[-1]))
-
-
-def _in_tiles(operator: Operator) -> float:
-    """Work of attention in whole tiles of 64 queries and keys, and heads of 64 at least, over that of its shapes."""
-    at = 1 if "backward" in operator.name else 0
-    query, key = operator.inputs[at].shape, operator.inputs[at + 1].shape
-    sizes = query[-2], key[-2], query[-1]
-    return math.prod(max(1.0, math.ceil(size / _TILE) * _TILE / max(1, size)) for size in sizes)
+    return tuple(map(_log, _attended(operator)))
 
 
 def _normalisation(operator: Operator) -> tuple[float, ...]:
@@ -562,32 +545,23 @@ def _by_size(operator: Operator) -> tuple[float, ...]:
     )
 
 
+#: By the forward pass of an operator; that of its backward pass is the same.
+_FORWARD_FEATURES: Final = {
+    _convolution: ("convolution",),
+    _matmul: ("matmul", "batched"),
+    _attention: (
+        f"{_ATTENTION}flash_attention_for_cpu",
+        *(f"{_ATTENTION}{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
+    ),
+    _batch_norm: ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
+    _normalisation: ("native_layer_norm",),
+    _pool: ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"),
+}
 _FEATURES: Final[dict[str, Callable[[Operator], tuple[float, ...]]]] = {
-    "convolution": _convolution,
-    "convolution_backward": _convolution,
-    "matmul": _matmul,
-    "batched": _matmul,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
-    "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_flash_attention_backward": _attention,
-    "_scaled_dot_product_efficient_attention": _attention,
-    "_scaled_dot_product_efficient_attention_backward": _attention,
-    "_scaled_dot_product_cudnn_attention": _attention,
-    "_scaled_dot_product_cudnn_attention_backward": _attention,
-    "native_batch_norm": _batch_norm,
-    "native_batch_norm_backward": _batch_norm,
-    "_native_batch_norm_legit": _batch_norm,
-    "cudnn_batch_norm": _batch_norm,
-    "cudnn_batch_norm_backward": _batch_norm,
-    "native_layer_norm": _normalisation,
-    "native_layer_norm_backward": _normalisation,
-    "max_pool2d_with_indices": _pool,
-    "max_pool2d_with_indices_backward": _pool,
-    "avg_pool2d": _pool,
-    "avg_pool2d_backward": _pool,
-    "_adaptive_avg_pool2d": _pool,
-    "_adaptive_avg_pool2d_backward": _pool,
+    f"{name}{backward}": of_family
+    for of_family, names in _FORWARD_FEATURES.items()
+    for name in names
+    for backward in ("", "_backward")
 }
 
 

@@ -138,10 +138,6 @@ class GroupCost(ABC):
             inside_node=inside_node,
         )
 
-    def of_kind(self, collective: str) -> Self:
-        """Another collective of the same links."""
-        return replace(self, collective=collective)
-
     def neighbours(self, ranks: int) -> tuple[int, float]:
         """Place of the nearest measured group, the larger of two; and its weight between the two.
 

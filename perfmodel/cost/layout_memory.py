@@ -15,15 +15,13 @@ from perfmodel.cost.jobs import SINGLE_BYTES, Column, Discrepancy, Jobs, conditi
 from perfmodel.machine import OVERHEADS, InferredMachine
 from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.workload.step import ADAMW
-from perfmodel.workload.transformer import (
-    HALF_BYTES,
-    score_kept_elements,
-    shared_kept_elements,
-    split_kept_elements,
-)
+from perfmodel.workload.transformer import HALF_BYTES
 
 LOGIT_COPIES_BYTES: Final = 12.0
 """Beside the logits their log-softmax, its gradient and their own in 32 bit, as eager torch has. [B]"""
+
+_SCORE_BYTES: Final = 5.0
+"""Bytes per token, key and head kept of scores that are neither fused nor computed again (arXiv 2205.05198)."""
 
 #: Peaks of 1,018 published runs of one framework (nanotron, playbook) against this formula: within 3 %
 #: without tensor and pipeline parallelism, spread by 0.2 to 0.25 in log with them.
@@ -141,7 +139,10 @@ def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
     waiting = in_flight(jobs, stage) * layers * kept
     # A layer is computed again after the loss: its activations and the logits never meet.
     again = jobs.recompute_full * working
-    logits = np.where(last, _logits_bytes(jobs), 0.0)
+    # Logits with their copies, input and output of the last norm.
+    head = (jobs.element_bytes + LOGIT_COPIES_BYTES) * jobs.tokens * jobs.vocabulary / jobs.tp
+    head = head + 2 * jobs.activation_bytes / jobs.shared_by
+    logits = np.where(last, head, 0.0)
     waiting = waiting + np.where(again > logits, again, 0.0)
     logits = np.where(again > logits, 0.0, logits)
     gradients = SINGLE_BYTES * own[1]
@@ -200,29 +201,24 @@ def _own_parameters(
 def _layer_bytes(jobs: Jobs) -> tuple[Column, Column]:
     """Activations of one layer and micro-batch: all, and those that wait for the backward pass. [B]
 
-    kept = element * (shared + split / tp [+ scores / tp]), or the input alone with full recomputation
+        kept = element * (shared + split / tp [+ scores / tp]), or the input alone with full recomputation
+
+    As of Korthikanti 2022 (arXiv 2205.05198), without dropout masks.
     """
-    shared = shared_kept_elements(jobs.tokens, jobs.hidden) / jobs.shared_by
-    kv_share = jobs.kv_heads / jobs.heads
-    split = split_kept_elements(jobs.tokens, jobs.hidden, jobs.feed_forward, jobs.gated, kv_share)
-    split = split + _expert_kept_elements(jobs)
-    scores = score_kept_elements(jobs.tokens, jobs.sequence, jobs.heads)
+    # Inputs of both norms and of both blocks of matrices, which sequence parallelism alone divides.
+    shared = 4 * jobs.tokens * jobs.hidden / jobs.shared_by
+    # Queries, keys, values, input of the projection; input and output of the activation function, with a gate
+    # also the other factor and the product.
+    width = (2 + 2 * (jobs.kv_heads / jobs.heads)) * jobs.hidden
+    split = jobs.tokens * (width + (2 + 2 * jobs.gated) * jobs.feed_forward)
+    # Of the experts' tokens beyond one dense part: inner parts, sorted tokens.
+    routed = jobs.tokens * jobs.experts_per_token
+    more = (routed - jobs.tokens) * (2 + 2 * jobs.gated) * jobs.feed_forward
+    split = split + np.where(jobs.experts > 1, more + 2 * routed * jobs.hidden, 0.0)
+    scores = _SCORE_BYTES / HALF_BYTES * jobs.tokens * jobs.sequence * jobs.heads
     scores = (1 - jobs.fused_attention) * scores
     selective = shared + split / jobs.tp
     every = selective + scores / jobs.tp
     kept = np.where(jobs.recompute_attention > 0, selective, every)
     kept = np.where(jobs.recompute_full > 0, jobs.tokens * jobs.hidden / jobs.shared_by, kept)
     return np.asarray(jobs.element_bytes * every), np.asarray(jobs.element_bytes * kept)
-
-
-def _expert_kept_elements(jobs: Jobs) -> Column:
-    """What a rank keeps of the tokens of its experts beyond one dense part: inner parts, sorted tokens."""
-    routed = jobs.tokens * jobs.experts_per_token
-    more = (routed - jobs.tokens) * (2 + 2 * jobs.gated) * jobs.feed_forward
-    return np.where(jobs.experts > 1, more + 2 * routed * jobs.hidden, 0.0)
-
-
-def _logits_bytes(jobs: Jobs) -> Column:
-    """Logits with their copies, input and output of the last norm. [B]"""
-    logits = (jobs.element_bytes + LOGIT_COPIES_BYTES) * jobs.tokens * jobs.vocabulary / jobs.tp
-    return np.asarray(logits + 2 * jobs.activation_bytes / jobs.shared_by)

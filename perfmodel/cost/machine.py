@@ -43,17 +43,9 @@ from perfmodel.units import Bytes
 if TYPE_CHECKING:
     from perfmodel.machine import Cluster
 
-_PHASES: tuple[tuple[Cause, str], ...] = (
-    (Cause.INPUT, "input"),
-    (Cause.FORWARD, "forward"),
-    (Cause.BACKWARD, "backward"),
-    (Cause.OPTIMIZER, "optimizer"),
-)
-_ISSUES: tuple[tuple[Cause, str], ...] = (
-    (Cause.FORWARD, "dispatch_forward"),
-    (Cause.BACKWARD, "dispatch_backward"),
-    (Cause.OPTIMIZER, "dispatch_optimizer"),
-)
+#: What the host issues; with the copy of the batch, what takes the time of a phase. Curves have the same names.
+_ISSUED: Final = (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER)
+_PHASES: Final = (Cause.INPUT, *_ISSUED)
 #: What evidence is told of, and the exchanges behind it.
 _COMMUNICATION: Final = {
     "communication": (Cause.ALL_REDUCE, Cause.ALL_GATHER, Cause.REDUCE_SCATTER),
@@ -152,7 +144,11 @@ class CostModel:
         self._seed = seed
         self._curves: dict[tuple[object, ...], CurveDraws] = {}
         self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
-        self._ddp = self._sample_ddp()
+        # Bootstrap draws, repeated as needed; draw 0 is the fitted value.
+        ddp = profile.ddp
+        table = np.array(ddp.draws)[self._rng("ddp").integers(0, len(ddp.draws), num_draws)]
+        table[0] = ddp.values
+        self._ddp = {name: table[:, column] for column, name in enumerate(ddp.names)}
 
     def terms(
         self,
@@ -168,8 +164,8 @@ class CostModel:
         phases = phases_under(self.profile, workload, layout)
         shared = self._shared(workload)
         compute_s = {
-            cause: self._read(workload, phases, name, layout.micro_batch) * shared
-            for cause, name in _PHASES
+            cause: self._read(workload, phases, cause.value, layout.micro_batch) * shared
+            for cause in _PHASES
         }
         gradients_bytes = [each.size_bytes for each in workload.workload.parameters]
         if layout.is_ddp:
@@ -221,10 +217,14 @@ class CostModel:
 
             T = alone + (under DDP - alone) / m + calls
         """
-        names = [(cause, name) for cause, name in _ISSUES if getattr(phases, name)]
+        names = {cause: f"dispatch_{cause.value}" for cause in _ISSUED}
 
         def read(curves: PhaseCurves) -> dict[Cause, Samples]:
-            return {c: self._read(workload, curves, name, layout.micro_batch) for c, name in names}
+            return {
+                cause: self._read(workload, curves, name, layout.micro_batch)
+                for cause, name in names.items()
+                if getattr(phases, name)
+            }
 
         found = read(phases)
         alone = read(phases_at(workload, 1)) if Cause.BACKWARD in found else {}
@@ -275,14 +275,6 @@ class CostModel:
     def _rng(self, name: str) -> np.random.Generator:
         """Randomness of its own for each parameter, so that the order of questions is no matter."""
         return np.random.default_rng([self._seed, zlib.crc32(name.encode())])
-
-    def _sample_ddp(self) -> Mapping[str, Samples]:
-        """Bootstrap draws, repeated as needed; draw 0 is the fitted value."""
-        ddp = self.profile.ddp
-        rows = self._rng("ddp").integers(0, len(ddp.draws), self.num_draws)
-        table = np.array(ddp.draws)[rows]
-        table[0] = ddp.values
-        return {name: table[:, column] for column, name in enumerate(ddp.names)}
 
     def _shared(self, workload: MeasuredWorkload) -> Samples | float:
         """Factors of a workload whose law was fitted to others: all its phases are wrong together."""
@@ -378,21 +370,18 @@ class CostModel:
         """How much longer a rank computes than with a smaller micro-batch: hidden or not, the lesser."""
         phases = phases_at(workload, layout.world_size)
         buckets = gradient_buckets(workload.workload, layout)
-        copies_s = float(self._ddp["bucket_s"][0]) * sum(each.gradients for each in buckets)
-        copies_s += float(self._ddp["bucket_s_per_byte"][0]) * sum(
-            each.size_bytes for each in buckets
-        )
+        call_s, byte_s = (float(self._ddp[n][0]) for n in ("bucket_s", "bucket_s_per_byte"))
+        copies_s = call_s * sum(each.gradients for each in buckets)
+        copies_s += byte_s * sum(each.size_bytes for each in buckets)
 
         def times_s(micro_batch: float) -> tuple[float, float]:
-            time_s = {
-                name: float(self._read(workload, phases, name, micro_batch)[0])
-                for _, name in _PHASES
-            }
-            once_s = time_s["optimizer"] + layout.accumulation * time_s["input"]
-            forward_s, backward_s = (
-                layout.accumulation * time_s[name] for name in ("forward", "backward")
+            input_s, forward_s, backward_s, optimizer_s = (
+                float(self._read(workload, phases, cause.value, micro_batch)[0])
+                for cause in _PHASES
             )
-            return forward_s + once_s, backward_s + copies_s
+            once_s = optimizer_s + layout.accumulation * input_s
+            hidden_s = layout.accumulation * backward_s + copies_s
+            return layout.accumulation * forward_s + once_s, hidden_s
 
         pairs = zip(times_s(layout.micro_batch), times_s(since), strict=True)
         return min(now_s / max(before_s, 1e-12) for now_s, before_s in pairs)

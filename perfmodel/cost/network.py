@@ -25,7 +25,6 @@ from perfmodel.cost.collectives import (
     message_bytes,
     num_messages,
     start_s,
-    switched_bytes,
 )
 from perfmodel.cost.group_cost import GroupCost, MessageCost
 from perfmodel.errors import UsageError
@@ -341,7 +340,7 @@ class Network:
         if kind in messages or not messages:
             return (messages[kind]() if messages else None), 1.0
         if (kind, between) not in self._borrowed:
-            self._borrowed[kind, between] = messages[ALL_REDUCE]().of_kind(kind)
+            self._borrowed[kind, between] = replace(messages[ALL_REDUCE](), collective=kind)
         return self._borrowed[kind, between], self.kind_uncertainty
 
     def _is_between(self, level: "Level") -> bool:
@@ -354,9 +353,8 @@ class Network:
 
     def _levels(self, group: Group) -> "tuple[Level, ...] | None":
         """Tiers that a group crosses; None without a cluster."""
-        if self.cluster is None:
-            return None
-        return self.cluster.levels(group.size, stride=group.stride)
+        cluster = self.cluster
+        return None if cluster is None else cluster.levels(group.size, stride=group.stride)
 
     def _costs(self, kind: str, group: Group, size_bytes: Bytes | Samples) -> list[LevelCost]:
         """Of the tiers that a group crosses; the library tells what the file does not, their start."""
@@ -406,8 +404,11 @@ class Network:
         def transfer_s(size_bytes: float | Samples) -> Samples:
             return np.asarray(size_bytes / level.bytes_per_s * uncertainty)
 
+        # Every member is in charge of a part: the switch pulls that part from all, hands the sum to the one in
+        # charge, and its result to all. So each sends the whole array once, and the result of its part [Klenk et
+        # al., "An in-network architecture for accelerating shared-memory collectives", ISCA 2020].
         def switched_s(size_bytes: float | Samples) -> Samples:
-            return transfer_s(switched_bytes(size_bytes, level.members) / level.in_switch_reduction)
+            return transfer_s(size_bytes * (1 + 1 / level.members) / level.in_switch_reduction)
 
         switch = SwitchedSum(latency_s=SWITCH_LATENCY_S * uncertainty, transfer_s=switched_s)
         return LevelCost(

@@ -28,7 +28,6 @@ from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.step import (
     ADAMW,
     OPTIMIZERS,
-    TracedParameter,
     TracedStep,
     calls_signature,
     parameters_signature,
@@ -148,11 +147,7 @@ class OperatorDurations:
     def durations(self, calls: Iterable[tuple[Operator, int]], phase: Phase) -> list[Duration]:
         """One call of each operator that a pass calls this often, without what a step adds per call."""
         wanted = [(signature(operator), operator, count) for operator, count in calls]
-        self._learn(wanted, phase)
-        return [self._known[name, phase, count] for name, _, count in wanted]
-
-    def _learn(self, wanted: list[tuple[str, Operator, int]], phase: Phase) -> None:
-        """Find what has no duration yet, a whole family at once."""
+        # What has no duration yet is found a whole family at once.
         groups: dict[str, dict[tuple[str, int], Operator]] = defaultdict(dict)
         for name, operator, count in wanted:
             if (name, phase, count) in self._known:
@@ -168,10 +163,10 @@ class OperatorDurations:
                     family=family(operator),
                 )
         for kind, members in groups.items():
-            calls = [(operator, count) for (_, count), operator in members.items()]
-            found = self._from_family(kind, calls)
+            found = self._from_family(kind, [(one, count) for (_, count), one in members.items()])
             for (name, count), duration in zip(members, found, strict=True):
                 self._known[name, phase, count] = duration
+        return [self._known[name, phase, count] for name, _, count in wanted]
 
     def _from_family(self, kind: str, calls: list[tuple[Operator, int]]) -> list[Duration]:
         names = (kind, *kernels_of_gpu(kind), *wider_families(kind), *unlike_families(kind))
@@ -286,7 +281,6 @@ class OperatorDurations:
         """The optimizer of a step, by its name and implementation."""
         wanted = parameters_signature(step)
         measured = [m for m in self.profile.measured if m.parameters == wanted]
-        trained = [p for p in step.parameters if p.ready_after is not None]
         if measured and self.use_measured:
             time_s = float(np.median([entry.optimizer_s for entry in measured]))
             return PhaseDuration(
@@ -295,9 +289,22 @@ class OperatorDurations:
                 evidence=Evidence.MEASURED,
                 untimed=(),
             )
-        method = step.method
-        kind = optimizer_family(method.optimizer, method.optimizer_implementation)
-        durations = self._optimizer_durations(kind, method.optimizer, trained)
+        kind, sizes = _update_of(step)
+        entry = self._families.get(kind)
+        if entry is None:
+            unknown = Duration(
+                time_s=0.0, log_error=UNKNOWN_LOG_ERROR, evidence=Evidence.ASSUMED, family=kind
+            )
+            seconds = [each_s * _UNKNOWN_RATIO for each_s in self._moved_s(step, sizes)]
+            durations = [replace(unknown, time_s=each_s) for each_s in seconds]
+        else:
+            points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
+            durations = [
+                replace(ratio, time_s=ratio.time_s * each_s)
+                for each_s, ratio in zip(
+                    _updates_s(entry, sizes), self._ratios(entry, points), strict=True
+                )
+            ]
         return self._summed(durations, [1] * len(durations), names=[kind] * len(durations))
 
     def optimizer_work_s(self, step: TracedStep) -> Seconds:
@@ -305,44 +312,21 @@ class OperatorDurations:
 
         For ratios of one update to a part of it: the curve's deviations at two sizes differ by chance.
         """
-        method = step.method
-        kind = optimizer_family(method.optimizer, method.optimizer_implementation)
+        kind, sizes = _update_of(step)
         entry = self._families.get(kind)
-        sizes = _sizes_bytes(p for p in step.parameters if p.ready_after is not None)
-        if entry is None:
-            return sum(_traffic_bytes(method.optimizer, sizes)) / self.profile.peak_bytes_per_s
-        return sum(_updates_s(entry, sizes))
+        return sum(self._moved_s(step, sizes) if entry is None else _updates_s(entry, sizes))
 
-    def _optimizer_durations(
-        self, kind: str, optimizer: str, trained: list[TracedParameter]
-    ) -> list[Duration]:
-        sizes = _sizes_bytes(trained)
-        entry = self._families.get(kind)
-        if entry is None:
-            return [
-                Duration(
-                    time_s=moved_bytes / self.profile.peak_bytes_per_s * _UNKNOWN_RATIO,
-                    log_error=UNKNOWN_LOG_ERROR,
-                    evidence=Evidence.ASSUMED,
-                    family=kind,
-                )
-                for moved_bytes in _traffic_bytes(optimizer, sizes)
-            ]
-        points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
-        ratios = self._ratios(entry, points)
-        return [
-            replace(ratio, time_s=ratio.time_s * each_s)
-            for each_s, ratio in zip(_updates_s(entry, sizes), ratios, strict=True)
-        ]
+    def _moved_s(self, step: TracedStep, sizes_bytes: Sequence[Bytes]) -> list[Seconds]:
+        """Time of what the update of each parameter reads and writes, at the peak of memory. [s]"""
+        passes = OPTIMIZERS.get(step.method.optimizer, ADAMW).passes
+        return [passes * size / self.profile.peak_bytes_per_s for size in sizes_bytes]
 
 
-def _sizes_bytes(parameters: Iterable[TracedParameter]) -> list[Bytes]:
-    return [each.num_elements * ELEMENT_BYTES[each.dtype] for each in parameters]
-
-
-def _traffic_bytes(optimizer: str, sizes_bytes: Sequence[Bytes]) -> list[Bytes]:
-    """What the update of each parameter reads and writes. [B]"""
-    return [OPTIMIZERS.get(optimizer, ADAMW).passes * size for size in sizes_bytes]
+def _update_of(step: TracedStep) -> tuple[str, list[Bytes]]:
+    """The family of the optimizer of a step, and the size of each parameter that it updates. [B]"""
+    trained = (p for p in step.parameters if p.ready_after is not None)
+    sizes = [p.num_elements * ELEMENT_BYTES[p.dtype] for p in trained]
+    return optimizer_family(step.method.optimizer, step.method.optimizer_implementation), sizes
 
 
 def _updates_s(entry: OperatorFamily, sizes_bytes: Sequence[Bytes]) -> list[Seconds]:

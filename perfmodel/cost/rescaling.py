@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from perfmodel.cost.jobs import SHEETS, DeviceSheet
 from perfmodel.cost.step_curves import by_law, shipped_priors
@@ -29,6 +29,7 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     Rescaling,
 )
+from perfmodel.workload import Phase
 from perfmodel.workload.step import SymbolicStep
 
 
@@ -44,7 +45,7 @@ def carried_over(
     """
     source, target = rescaling.source, rescaling.target
     assert source is not None
-    curves = [c for each in workload.phases for c in (each.forward, each.backward, each.optimizer)]
+    curves = [getattr(each, phase.value) for each in workload.phases for phase in Phase]
     batches = sorted({int(point.at) for curve in curves for point in curve})
     works = [step_work(trace.at(micro_batch=batch)) for batch in batches]
     after_s, before_s = (by_law(costs, works)[0].device_s.sum(axis=1) for costs in (target, source))
@@ -53,24 +54,11 @@ def carried_over(
     def scaled(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
         return tuple(replace(p, time_s=p.time_s * ratio[int(p.at)]) for p in points)
 
-    phases = tuple(
-        replace(
-            each,
-            forward=scaled(each.forward),
-            backward=scaled(each.backward),
-            optimizer=scaled(each.optimizer),
-        )
-        for each in workload.phases
-    )
-    return replace(workload, phases=phases, trained=(), measured_batches=())
-
-
-def whole_steps_refused(workload: str, device: str) -> UsageError:
-    """What to say where a workload was not traced: nothing tells what binds a whole step."""
-    return UsageError(
-        f"--workload: must be a traced workload file on {device}, got {workload!r}: whole steps of another "
-        f"device cannot be scaled; perfmodel trace {workload}, then give its file"
-    )
+    phases = []
+    for each in workload.phases:
+        edits: dict[str, Any] = {p.value: scaled(getattr(each, p.value)) for p in Phase}
+        phases.append(replace(each, **edits))
+    return replace(workload, phases=tuple(phases), trained=(), measured_batches=())
 
 
 #: Absolute error, in log, that one step in ten exceeds: by the law of a device of which no row is known, 0.55 of
@@ -79,8 +67,6 @@ BETWEEN_DEVICES_LOG_ERROR: Final = 0.55
 #: The same of another maker, whose kernels nobody compared: assumed.
 BETWEEN_MAKERS_LOG_ERROR: Final = 1.2
 _NVIDIA: Final = "NVIDIA"
-
-
 #: Between the names of a device that is asked about and of the one that was calibrated.
 SCALED_FROM: Final = " (scaled from "
 
@@ -114,13 +100,13 @@ def rescaled_profile(
     log_error = BETWEEN_DEVICES_LOG_ERROR
     if {target.vendor, _NVIDIA if sheet is None else sheet.vendor} != {_NVIDIA}:
         log_error = BETWEEN_MAKERS_LOG_ERROR
-    link_ratio = _link_ratio(profile, sheet, target)
+    link_ratio, note = _links(profile, sheet, target)
     rescaling = Rescaling(
         source=before,
         target=after,
         log_error=log_error,
         notes=_notes(profile, target, log_error, is_carried=before is not None),
-        notes_on_groups=(_note_on_links(profile, sheet, target, link_ratio),),
+        notes_on_groups=(note,),
         device_kind="cuda" if target.kind == "cuda" else profile.memory_kind,
         architecture=target.architecture,
     )
@@ -129,8 +115,17 @@ def rescaled_profile(
     memory_ratio = operators.peak_bytes_per_s / after.bytes_per_s
     if before is not None:
         memory_ratio = before.bytes_per_s / after.bytes_per_s
+
+    def linked(entry: CollectiveProfile) -> CollectiveProfile:
+        # What goes beyond the smallest message is transfer, and follows the link.
+        start_s = min(point.time_s for point in entry.points)
+        points = (
+            replace(p, time_s=start_s + (p.time_s - start_s) / link_ratio) for p in entry.points
+        )
+        return replace(entry, points=tuple(points))
+
     return replace(
-        profile.with_links(lambda entry: _collective(entry, link_ratio or 1.0)),
+        profile.with_links(linked),
         device_name=f"{target.name}{SCALED_FROM}{profile.device_name})",
         origin=replace(profile.origin, digest=digest),
         operators=replace(operators, rescaling=rescaling),
@@ -175,26 +170,25 @@ def _costs_of(device: DataSheet) -> DeviceCosts:
     )
 
 
-def _link_ratio(
+def _links(
     profile: MeasuredMachine, source: DataSheet | None, target: DataSheet
-) -> float | None:
-    """Link of the target over that of the source; ``None`` where the profile does not measure links."""
-    if profile.backend != "nccl" or profile.num_nodes > 1 or profile.max_world_size == 1:
-        return None
-    if source is None or source.link is None or target.link is None:
-        return None
-    if source.link_joins_pairs or target.link_joins_pairs:
-        return None
-    return target.link.bytes_per_s / source.link.bytes_per_s
-
-
-def _collective(entry: CollectiveProfile, ratio: float) -> CollectiveProfile:
-    """What goes beyond the smallest message is transfer, and follows the link."""
-    start_s = min(point.time_s for point in entry.points)
-    points = tuple(
-        replace(point, time_s=start_s + (point.time_s - start_s) / ratio) for point in entry.points
+) -> tuple[float, str]:
+    """Link of the target over that of the source, and what to say of it; 1 where the profile measures no links."""
+    is_measured = profile.backend == "nccl" and profile.num_nodes == 1 < profile.max_world_size
+    before, after = (
+        None if sheet is None or sheet.link_joins_pairs else sheet.link
+        for sheet in (source, target)
     )
-    return replace(entry, points=points)
+    if not is_measured or source is None or before is None or after is None:
+        return 1.0, (
+            f"communication is that of the calibrated machine ({profile.backend}), not of "
+            f"{target.name}: no ratio of links is known"
+        )
+    ratio = after.bytes_per_s / before.bytes_per_s
+    return ratio, (
+        f"communication inside the node is scaled by the links: {target.link_name} over "
+        f"{source.link_name}, {ratio:.3g} times the rate; between nodes nothing is known"
+    )
 
 
 def _notes(
@@ -206,21 +200,6 @@ def _notes(
         return (f"{nothing}: steps are what its data sheet and other GPUs say, {within}",)
     carried = f"{nothing}: steps of {profile.device_name} are carried over, {within}"
     return carried, f"host time is that of the calibrated machine ({profile.device_name})"
-
-
-def _note_on_links(
-    profile: MeasuredMachine, source: DataSheet | None, target: DataSheet, ratio: float | None
-) -> str:
-    if ratio is None:
-        return (
-            f"communication is that of the calibrated machine ({profile.backend}), not of "
-            f"{target.name}: no ratio of links is known"
-        )
-    assert source is not None
-    return (
-        f"communication inside the node is scaled by the links: {target.link_name} over "
-        f"{source.link_name}, {ratio:.3g} times the rate; between nodes nothing is known"
-    )
 
 
 #: What the short names of calibrations from runs mean in the catalogue.

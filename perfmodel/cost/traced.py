@@ -44,14 +44,6 @@ _NAMED_SHARE = 0.05
 _SMALLEST_SPREAD = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slowdown:
-    """What ranks at work beside each other do to a phase."""
-
-    factor: float
-    log_error: float
-
-
 def traced_profile(
     profile: MeasuredMachine,
     operators: OperatorCosts,
@@ -98,7 +90,16 @@ def traced_profile(
         )
         for at in batches
     }
-    found = {at: _as_trained(replayed[at], shares[at]) for at in batches}
+    # As in its own training, where its model was trained.
+    found = {
+        at: {
+            phase: replace(d, time_s=d.time_s * share.device, relative_error=share.relative_error)
+            for phase, d in replayed[at].items()
+        }
+        if (share := shares[at])
+        else replayed[at]
+        for at in batches
+    }
     points = {
         phase: _points(
             {batch: steps[phase] for batch, steps in by_curves.items()},
@@ -170,18 +171,6 @@ def _shares(trained: MeasuredStep | None, *, known_s: Seconds, issue_s: Seconds)
         relative_error=trained.relative_error,
         host_binds=host_binds,
     )
-
-
-def _as_trained(
-    replayed: Mapping[Phase, PhaseDuration], shares: _Shares | None
-) -> Mapping[Phase, PhaseDuration]:
-    """Phases of a step that was timed in place, in its own training if its model was trained."""
-    if shares is None:
-        return replayed
-    return {
-        phase: replace(d, time_s=d.time_s * shares.device, relative_error=shares.relative_error)
-        for phase, d in replayed.items()
-    }
 
 
 def _trained(exact: OperatorDurations, step: TracedStep) -> Iterator[TrainedStep]:
@@ -328,7 +317,6 @@ def _phases(
     ``shares``: Of trained steps, by micro-batch.
     """
     trained = {batch: share for batch, share in shares.items() if share is not None}
-
     by_batch = {
         batch: trained[nearest(trained, batch)] if trained else None for batch in sorted(copied_s)
     }
@@ -338,14 +326,19 @@ def _phases(
     )
     dispatch = _dispatch(profile, issue_s, by_batch) if profile.asynchronous else {}
     world_sizes = sorted({p.world_size for w in profile.workloads for p in w.phases}) or [1]
+
+    def slowed(phase: Phase, world_size: int) -> tuple[CurvePoint, ...]:
+        factor, error = slowdown(profile, phase, world_size)
+        return tuple(
+            _point(p.at, p.time_s * factor, math.hypot(p.relative_error, error))
+            for p in points[phase]
+        )
+
     return tuple(
         PhaseCurves(
             world_size=world_size,
             input=copied,
-            **{
-                phase.value: _slowed(points[phase], slowdown(profile, phase, world_size))
-                for phase in Phase
-            },
+            **{phase.value: slowed(phase, world_size) for phase in Phase},
             **dispatch,
         )
         for world_size in world_sizes
@@ -432,8 +425,11 @@ def issued_s(host: HostCosts, counts: Mapping[str, int]) -> Seconds:
     return float(sum(count * getattr(host, name) for name, count in counts.items()))
 
 
-def slowdown(profile: MeasuredMachine, phase: Phase, world_size: int) -> _Slowdown:
-    """Ratio of a phase with ``world_size`` ranks at work to one alone: the geometric mean over the reference models."""
+def slowdown(profile: MeasuredMachine, phase: Phase, world_size: int) -> tuple[float, float]:
+    """Ratio of a phase with ``world_size`` ranks at work to one alone, and its error in log.
+
+    The geometric mean over the reference models, and how far they differ.
+    """
     logs = [
         math.log(many.time_s / one.time_s)
         for workload in profile.workloads
@@ -445,18 +441,8 @@ def slowdown(profile: MeasuredMachine, phase: Phase, world_size: int) -> _Slowdo
         if one.at == many.at and min(one.time_s, many.time_s) > 0
     ]
     if world_size == 1 or not logs:
-        return _Slowdown(factor=1.0, log_error=0.0)
-    return _Slowdown(
-        factor=math.exp(max(0.0, float(np.mean(logs)))),
-        log_error=max(_SMALLEST_SPREAD, float(np.std(logs))),
-    )
-
-
-def _slowed(points: Sequence[CurvePoint], by: _Slowdown) -> tuple[CurvePoint, ...]:
-    return tuple(
-        _point(p.at, p.time_s * by.factor, math.hypot(p.relative_error, by.log_error))
-        for p in points
-    )
+        return 1.0, 0.0
+    return math.exp(max(0.0, float(np.mean(logs)))), max(_SMALLEST_SPREAD, float(np.std(logs)))
 
 
 def _borrowed_noise(

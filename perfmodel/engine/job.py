@@ -251,7 +251,7 @@ def simulate_job(
     factors = np.broadcast_to(np.asarray(rate_factors, dtype=np.float64), len(generators))
     for factor in factors.tolist():
         check_positive("rate_factors", factor)
-    state = _State(job, _Luck(generators), factors)
+    state = _State(job, generators, factors)
     state.run()
     return Courses(
         elapsed_s=state.spent_until_now_s(slice(None)),
@@ -260,33 +260,16 @@ def simulate_job(
     )
 
 
-class _Luck:
-    """Times to failures over their mean, and what picks their causes, of every course.
-
-    Drawn ahead in blocks: to ask for every number when it is needed takes longer than all else.
-    """
-
-    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
-        self._generators = generators
-        # Drawn even if nothing ever fails, so that random numbers stay in step.
-        self.first = np.array([each.standard_exponential(1)[0] for each in generators])
-
-    def block(self, courses: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Times to the next failures, and shares that pick their causes, shape ``(num_courses, num_failures)``."""
-        chosen = [self._generators[course] for course in courses.tolist()]
-        pairs = [(each.standard_exponential(_BLOCK), each.random(_BLOCK)) for each in chosen]
-        times, shares = zip(*pairs, strict=True)
-        return np.array(times), np.array(shares)
-
-
 class _State:
     """Where every course of a job stands; methods take the indices of those that they move."""
 
-    def __init__(self, job: Job, luck: _Luck, rate_factors: FloatArray) -> None:
+    def __init__(
+        self, job: Job, generators: Sequence[np.random.Generator], rate_factors: FloatArray
+    ) -> None:
         count = len(rate_factors)
         self.spent_s = {activity: np.zeros(count) for activity in Activity}
         self.stops = np.zeros((len(job.causes), count), dtype=np.int64)
-        self._job, self._luck = job, luck
+        self._job, self._generators = job, generators
         self._mtbf_s = job.mtbf_s / rate_factors
         rates = np.array([1 / cause.mtbf_device_s for cause in job.causes])
         self._shares = np.cumsum(rates) / rates.sum() if job.causes else rates
@@ -308,12 +291,19 @@ class _State:
     def run(self) -> None:
         """Bring all courses to their ends: of what came before a failure, the work that is left alone counts."""
         recovery_s = self._job.detection_s, self._job.restart_s
+        # Drawn even if nothing ever fails, so that random numbers stay in step.
+        until = np.array([each.standard_exponential(1)[0] for each in self._generators])
         for first in range(0, len(self._mtbf_s), _TOGETHER):
             courses = np.arange(first, min(first + _TOGETHER, len(self._mtbf_s)))
-            until_s = (self._luck.first * self._mtbf_s)[courses, np.newaxis]
+            until_s = (until * self._mtbf_s)[courses, np.newaxis]
             courses = courses[self._last(courses, until_s, 0.0, 0.0)]
             while courses.size:
-                times, shares = self._luck.block(courses)
+                # Ahead in blocks: to ask for every number when it is needed takes longer than all else.
+                chosen = [self._generators[course] for course in courses.tolist()]
+                pairs = [
+                    (each.standard_exponential(_BLOCK), each.random(_BLOCK)) for each in chosen
+                ]
+                times, shares = map(np.array, zip(*pairs, strict=True))
                 gaps_s = times * self._mtbf_s[courses, np.newaxis]
                 courses = courses[self._last(courses, gaps_s, *recovery_s, shares)]
 

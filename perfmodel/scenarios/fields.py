@@ -53,6 +53,7 @@ from perfmodel.units import (
     parse_number,
     parse_share,
 )
+from perfmodel.workload import Phase
 
 
 def layout_of(words: Mapping[str, str]) -> Layout:
@@ -310,24 +311,15 @@ def _factor(value: str, *, example: str = "2x") -> float:
     return factor
 
 
-DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
-_DEVICE_DDP_COSTS: Final = ("bucket_s", "bucket_s_per_byte")
-
-
 def set_device_speed(scenario: Scenario, value: str) -> Scenario:
     """The device at another speed; it also copies gradients into buckets."""
     factor = _within_reach(_factor(value), 1.0, value)
     if not factor > 0:
         raise ValueError(f"must be > 0, got {factor:g}")
-    ddp = scenario.machine.ddp
-    scale = np.array([1 / factor if name in _DEVICE_DDP_COSTS else 1.0 for name in ddp.names])
-    costs = replace(
-        ddp,
-        values=tuple((np.array(ddp.values) * scale).tolist()),
-        draws=tuple(tuple(row) for row in (np.array(ddp.draws) * scale).tolist()),
-    )
-    scenario = scenario.asking(machine=replace(scenario.machine, ddp=costs))
-    workload = _scaled(scenario.question.measured, DEVICE_PHASES, 1 / factor)
+    copies = dict.fromkeys(("bucket_s", "bucket_s_per_byte"), 1 / factor)
+    machine = replace(scenario.machine, ddp=scenario.machine.ddp.times(copies))
+    scenario = scenario.asking(machine=machine)
+    workload = _scaled(scenario.question.measured, [phase.value for phase in Phase], 1 / factor)
     return _with_workload(scenario, workload, assumed="compute")
 
 

@@ -537,10 +537,6 @@ class WaitingSends:
     turned: dict[int, bool] = field(default_factory=dict)
     """Whether a stage's last pass was a forward one."""
 
-    def offer(self, parcel: Parcel, other: int, received: Work) -> None:
-        """Keep a parcel until another stage needs it for this work."""
-        self.offered[other, received] = parcel
-
     def fetch(self, stage: int, work: Work, put: Put) -> int | None:
         """Append the point-to-point send of what is offered to a stage's next work, if anything is; its end."""
         parcel = self.offered.pop((stage, work), None)

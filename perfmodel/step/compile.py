@@ -410,7 +410,7 @@ class _Builder:
         chunk, other = divmod(place, layout.pp)
         received = Work(work.kind, work.micro_batch, chunk)
         if self.waiting and other != stage:
-            self.waiting.offer(Parcel(stage, work, stream, end), other, received)
+            self.waiting.offered[other, received] = Parcel(stage, work, stream, end)
             return
         if other != stage:
             end = self._put(stage, work, Cause.P2P, stream=stream, after=(end,))

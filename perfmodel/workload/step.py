@@ -15,7 +15,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from perfmodel.errors import WrongArgument, check_at_least, check_within
-from perfmodel.statistics import IntArray
 from perfmodel.units import Bytes, Flop
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 
@@ -275,13 +274,11 @@ class _Step:
         """Modules that Python calls before each operator of the forward pass, since the operator before it."""
         forward = [call.module for call in self.calls() if call.phase is Phase.FORWARD]
         paths = [module.split(".") if module else [] for module in forward]
-        return [len(path) - _shared(before, path) for before, path in pairwise([[], *paths])]
-
-
-def _shared(before: Sequence[str], path: Sequence[str]) -> int:
-    """Modules on both of two paths."""
-    common = takewhile(lambda pair: pair[0] == pair[1], zip(before, path, strict=False))
-    return sum(1 for _ in common)
+        entered = []
+        for before, path in pairwise([[], *paths]):
+            both = takewhile(lambda pair: pair[0] == pair[1], zip(before, path, strict=False))
+            entered.append(len(path) - sum(1 for _ in both))
+        return entered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +422,13 @@ def compressed(calls: Sequence[Call]) -> tuple[Segment, ...]:
 
 def _stretches(calls: Sequence[Call]) -> Iterator[tuple[int, int, int, int, int]]:
     """Of calls that repeat: minus the calls saved, period, first start, repetitions, later starts."""
-    tokens = _tokens(calls)
+    # A number per call that is equal for calls that differ in an index of their path only.
+    known: dict[tuple[object, ...], int] = {}
+    numbers = []
+    for call in calls:
+        path = ["#" if part.isdigit() else part for part in call.module.split(".")]
+        numbers.append(known.setdefault((call.operator, call.phase, *path), len(known)))
+    tokens = np.array(numbers, dtype=np.int64)
     for period in range(1, min(_LONGEST_PERIOD, len(calls) // 2) + 1):
         same = np.concatenate(([False], tokens[:-period] == tokens[period:], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1])
@@ -435,36 +438,22 @@ def _stretches(calls: Sequence[Call]) -> Iterator[tuple[int, int, int, int, int]
                 yield -saved * period, period, start, saved + 1, spare
 
 
-def _tokens(calls: Sequence[Call]) -> IntArray:
-    """A number per call that is equal for calls that differ in an index of their path only."""
-    known: dict[tuple[object, ...], int] = {}
-    tokens = []
-    for call in calls:
-        path = ["#" if part.isdigit() else part for part in call.module.split(".")]
-        tokens.append(known.setdefault((call.operator, call.phase, *path), len(known)))
-    return np.array(tokens, dtype=np.int64)
-
-
 def _repeated(calls: Sequence[Call], period: int) -> Segment | None:
     """Calls as repetitions of the first ``period``, or ``None`` if no single index tells them apart."""
     block = tuple(calls[:period])
     prefix, step = "", 0
     for one, other in zip(block, calls[period : 2 * period], strict=True):
         if one.module != other.module:
-            prefix, step = _first_difference(one.module, other.module)
+            parts, others = one.module.split("."), other.module.split(".")
+            at = next(i for i, (a, b) in enumerate(zip(parts, others, strict=True)) if a != b)
+            prefix = "".join(f"{part}." for part in parts[:at])
+            step = int(others[at]) - int(parts[at])
             break
     for at, call in enumerate(calls):
         repetition, offset = divmod(at, period)
         if call.module != shifted(block[offset].module, prefix=prefix, by=repetition * step):
             return None
     return Segment(count=len(calls) // period, calls=block, prefix=prefix, step=step)
-
-
-def _first_difference(one: str, other: str) -> tuple[str, int]:
-    parts, others = one.split("."), other.split(".")
-    at = next(i for i, (a, b) in enumerate(zip(parts, others, strict=True)) if a != b)
-    prefix = "".join(f"{part}." for part in parts[:at])
-    return prefix, int(others[at]) - int(parts[at])
 
 
 @functools.lru_cache(maxsize=8192)

@@ -64,7 +64,8 @@ class Transformer:
     @property
     def parameters(self) -> float:
         """Number of parameters, norms, biases and routers left out (below 0.1 %)."""
-        return float(self.layers * self.layer_parameters + (2 - self.tied) * self.table_parameters)
+        tables = (2 - self.tied) * self.vocabulary * self.hidden
+        return float(self.layers * self.layer_parameters + tables)
 
     @property
     def layer_parameters(self) -> float:
@@ -74,11 +75,6 @@ class Transformer:
             + self.experts
             * feed_forward_parameters(self.hidden, self.feed_forward, float(self.gated))
         )
-
-    @property
-    def table_parameters(self) -> float:
-        """Parameters of the embedding table."""
-        return float(self.vocabulary * self.hidden)
 
 
 def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int) -> Transformer:
@@ -174,35 +170,6 @@ def score_bytes(tokens: Number, sequence: Number, heads: Number) -> Number:
     Scale, mask, softmax and dropout read and write tokens x sequence scores of every head.
     """
     return 6 * HALF_BYTES * tokens * sequence * heads
-
-
-def shared_kept_elements(tokens: Number, hidden: Number) -> Number:
-    """Elements that one layer keeps for its backward pass and only sequence parallelism divides.
-
-    Inputs of both norms and of both blocks of matrices (Korthikanti 2022, arXiv 2205.05198, without
-    dropout masks).
-    """
-    return 4 * tokens * hidden
-
-
-def split_kept_elements(
-    tokens: Number, hidden: Number, inner: Number, gated: Number, kv_share: Number
-) -> Number:
-    """Elements that one layer keeps for its backward pass and tensor parallelism always divides.
-
-    Queries, keys, values, input of the projection; of the feed-forward part the input and output of
-    the activation function, with a gate also the other factor and the product.
-    """
-    return tokens * ((2 + 2 * kv_share) * hidden + (2 + 2 * gated) * inner)
-
-
-def score_kept_elements(tokens: Number, sequence: Number, heads: Number) -> Number:
-    """Elements of attention scores that one layer keeps unless they are fused or computed again."""
-    return SCORE_ACTIVATION_BYTES / HALF_BYTES * tokens * sequence * heads
-
-
-SCORE_ACTIVATION_BYTES: Final = 5.0
-"""Bytes per token, key and head kept without recomputation (arXiv 2205.05198)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from perfmodel.cost.collectives import (
     broadcast_s,
     half_s,
     start_s,
-    switched_bytes,
 )
 from perfmodel.machine import Cluster, Level, Tier
 
@@ -47,7 +46,7 @@ def switched(level: Level) -> SwitchedSum:
     rate = level.bytes_per_s * level.in_switch_reduction
     return SwitchedSum(
         latency_s=np.array([SWITCH_LATENCY_S]),
-        transfer_s=lambda size: np.atleast_1d(switched_bytes(size, level.members) / rate),
+        transfer_s=lambda size: np.atleast_1d(size * (1 + 1 / level.members) / rate),
     )
 
 

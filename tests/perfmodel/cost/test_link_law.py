@@ -191,7 +191,7 @@ def test_larger_arrays_are_never_faster_even_if_groups_disagree(
 
 def test_collectives_that_were_not_measured_borrow_the_links() -> None:
     """An all-gather has half the messages and sends half as much; its launch and own bytes are whole."""
-    cost = cost_of(group(2), group(4), group(8)).of_kind("all_gather")
+    cost = replace(cost_of(group(2), group(4), group(8)), collective="all_gather")
     expected_s = START_S + 7 * P2P_S + 2**26 * (7 / 8 / LINK + 1 / OWN) + later_s(2**26, 8)
     assert float(cost.group_s(2**26, 8)[0]) == pytest.approx(expected_s, rel=0.03)
 
