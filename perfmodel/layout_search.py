@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from perfmodel.answer.inferred import (
     Training,
     layout_caveats,
-    layout_provenance,
     parts_record,
     trained_record,
 )
@@ -17,6 +16,7 @@ from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
 from perfmodel.cost.layout_time import StepParts
 from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout, TestedLayout
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import COLUMNS, LayoutColumns, feasible_layouts
@@ -115,7 +115,7 @@ class Request:
 def plan_parallelism(model: InferredModel, request: Request) -> ParallelismPlanDocument:
     """Feasible layouts that fit, fastest first, with what each loses to the first."""
     search = search_layouts(model, request)
-    fit = search.fit
+    fit, origin = search.fit, model.machine.origin
     fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
         where = int(np.argmin(search.needed_bytes))
@@ -132,7 +132,7 @@ def plan_parallelism(model: InferredModel, request: Request) -> ParallelismPlanD
     tested, chances = to_test(model, jobs)
     close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
-        provenance=layout_provenance(model),
+        provenance=Provenance.of_answer(host_fingerprint=origin.fingerprint, seed=origin.seed),
         profile_digest=model.machine.digest,
         device_name=model.machine.device_name,
         evidence=Evidence.INFERRED,

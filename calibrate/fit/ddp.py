@@ -18,10 +18,9 @@ from calibrate.layout_fit import KNOWN_BELOW
 from calibrate.summary import Repetition, calibrated_setting, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import all_step_times, measured_steps_s
-from perfmodel.cost import Terms
+from perfmodel.cost import Terms, contention
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import PIPELINE, CostModel, families
-from perfmodel.cost.phases import contention
 from perfmodel.cost.traced import issued
 from perfmodel.documents.observation import (
     PHASES,

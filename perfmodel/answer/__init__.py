@@ -73,7 +73,9 @@ class Question:
         machine, validation = self.machine, self.validation
         if not isinstance(machine, MeasuredMachine):
             return
-        if self.cluster is not None and machine.has_other_library:
+        # A processor's library was timed, and a GPU is asked for.
+        is_gpu = machine.rescaling is not None and machine.rescaling.device_kind == "cuda"
+        if self.cluster is not None and is_gpu and machine.backend != "nccl":
             machine = machine.without_links
             object.__setattr__(self, "machine", machine)
         crosses = self.layout.world_size > (machine.devices_per_node or math.inf)

@@ -121,7 +121,7 @@ def layout_document(answer: Answer) -> PredictionDocument:
     """Step, throughput, utilisation and memory of an answer, with what must be known beside it."""
     question, layout = answer.question, answer.layout
     model, training, jobs = _opened(question), training_of(question), question_jobs(question)
-    parts = model.parts(jobs)
+    parts, origin = model.parts(jobs), model.machine.origin
     held = layout.stages(training.model.shape.layers)
     memory, fits = _stages(model, jobs, held, question.capacity_bytes)
     exposed_s = float(answer.exposed_comm_s[0])
@@ -147,7 +147,7 @@ def layout_document(answer: Answer) -> PredictionDocument:
         ),
     )
     return PredictionDocument(
-        provenance=layout_provenance(model),
+        provenance=Provenance.of_answer(host_fingerprint=origin.fingerprint, seed=origin.seed),
         profile_digest=model.machine.digest,
         device_name=model.machine.device_name,
         workload=question.workload_name,
@@ -319,12 +319,6 @@ def parts_record(parts: StepParts, index: int) -> StepPartsRecord:
     """Parts of one job as documents say them."""
     names = StepPartsRecord.model_fields
     return StepPartsRecord(**{name: float(getattr(parts, name)[index]) for name in names})
-
-
-def layout_provenance(model: InferredModel) -> Provenance:
-    """Who made an answer, from whose runs."""
-    origin = model.machine.origin
-    return Provenance.of_answer(host_fingerprint=origin.fingerprint, seed=origin.seed)
 
 
 def _stages(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from perfmodel.answer import Answer, Question, interval
-from perfmodel.cost import Samples, Terms, slowed
+from perfmodel.cost import Samples, Terms, contention, in_step, phases_under, slowed
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import (
     SEED,
@@ -22,7 +22,6 @@ from perfmodel.cost.machine import (
     step_program,
 )
 from perfmodel.cost.network import groups
-from perfmodel.cost.phases import contention, in_step, phases_under
 from perfmodel.documents import QUIET, age_notes, unsealed_notes
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible

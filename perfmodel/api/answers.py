@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from perfmodel.advice import with_advice
 from perfmodel.answer import Question, open_question
 from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.memory import MemoryReport, report_of, sheet_of
@@ -23,6 +22,7 @@ from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout
+from perfmodel.losses import with_advice
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_of, is_workload_file, traced_document, workload_of

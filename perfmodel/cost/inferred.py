@@ -19,7 +19,7 @@ from perfmodel.cost.jobs import (
     stall_probability,
     stall_time_s,
 )
-from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
+from perfmodel.cost.layout_memory import ASSUMED_MEMORY, LayoutMemory
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
 from perfmodel.documents.hardware import LINK_SHARE
 from perfmodel.errors import CalibrationUnavailable, UsageError
@@ -133,7 +133,16 @@ class InferredModel:
     @cached_property
     def memory(self) -> LayoutMemory:
         """Memory of ranks: fitted to printed peaks, or the formula with assumed overheads."""
-        return fitted_memory(self.machine, self.discrepancy.runs)
+        peaks = self.machine.memory
+        if peaks is None:
+            return ASSUMED_MEMORY
+        printed = self.discrepancy.runs.take(np.array(peaks.runs))
+        deviations, trust = np.array(peaks.deviations), np.array(peaks.trust)
+        return LayoutMemory(
+            factors=peaks.factors,
+            discrepancy=condition(printed, deviations, trust, peaks.spreads),
+            widening=peaks.interval_widening,
+        )
 
     def parts(self, jobs: Jobs) -> StepParts:
         """Where the time goes at the fitted parameters, by the closed form, without deviations."""

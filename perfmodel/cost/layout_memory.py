@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.jobs import SINGLE_BYTES, Column, Discrepancy, Jobs, condition
-from perfmodel.machine import OVERHEADS, InferredMachine
+from perfmodel.cost.jobs import SINGLE_BYTES, Column, Discrepancy, Jobs
+from perfmodel.machine import OVERHEADS
 from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.workload.step import ADAMW
 from perfmodel.workload.transformer import HALF_BYTES
@@ -97,20 +97,6 @@ ASSUMED_MEMORY: Final = LayoutMemory(
         "context": OVERHEADS["cuda"].context_bytes,
     }
 )
-
-
-def fitted_memory(machine: InferredMachine, runs: Jobs) -> LayoutMemory:
-    """The memory of a machine, fitted to the peaks that some of its runs printed, if any did."""
-    peaks = machine.memory
-    if peaks is None:
-        return ASSUMED_MEMORY
-    printed = runs.take(np.array(peaks.runs))
-    deviations, trust = np.array(peaks.deviations), np.array(peaks.trust)
-    return LayoutMemory(
-        factors=peaks.factors,
-        discrepancy=condition(printed, deviations, trust, peaks.spreads),
-        widening=peaks.interval_widening,
-    )
 
 
 def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
-from perfmodel.cost.collectives import library_of
-from perfmodel.cost.network import KINDS, Network, groups
-from perfmodel.cost.phases import (
+from perfmodel.cost import (
     KERNEL_ERROR,
+    CollectiveTime,
+    CurveDraws,
+    Samples,
+    Terms,
     additions,
     calls_of_additions,
     contention,
+    deviates,
     phases_at,
     phases_under,
 )
+from perfmodel.cost.collectives import library_of
+from perfmodel.cost.network import KINDS, Network, groups
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine import Evidence

@@ -269,10 +269,11 @@ class OperatorDurations:
             model = self.profile.curve_log_error
         else:
             model = math.hypot(self.profile.replay_log_error, self._replay_error)
+        carried = [kind for kind, time_s in by_evidence.items() if time_s >= 0.1 * total_s]
         return PhaseDuration(
             time_s=total_s,
             relative_error=math.hypot(own, model),
-            evidence=weakest(by_evidence),
+            evidence=Evidence.weakest(carried) if carried else Evidence.MEASURED,
             untimed=tuple(sorted(untimed)),
             far_s=far_s,
         )
@@ -348,10 +349,3 @@ def _process(entry: OperatorFamily) -> GaussianProcess:
         spread=entry.spread,
         noise=entry.noise,
     )
-
-
-def weakest(time_by_evidence: dict[Evidence, Seconds]) -> Evidence:
-    """The weakest evidence that at least a tenth of the time rests on."""
-    total_s = sum(time_by_evidence.values())
-    carried = [kind for kind, value in time_by_evidence.items() if value >= 0.1 * total_s]
-    return Evidence.weakest(carried) if carried else Evidence.MEASURED

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from perfmodel.cost import additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorDurations
-from perfmodel.cost.phases import additions
 from perfmodel.cost.step_curves import LawDurations
 from perfmodel.cost.step_work import mode_of
 from perfmodel.errors import CalibrationUnavailable, NotFeasible

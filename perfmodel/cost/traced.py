@@ -115,7 +115,10 @@ def traced_profile(
         phases=_phases(profile, points, copied_s, issue_s, shares),
         noise=noise,
         rank_spread=rank_spread,
-        evidence=_evidence(by_curves, has_measured=bool(batches)),
+        # Of everything but the measured micro-batches.
+        evidence=Evidence.INTERPOLATED
+        if batches
+        else Evidence.weakest(d.evidence for each in by_curves.values() for d in each.values()),
         measured_batches=batches,
         trained=tuple(each for batch in batches for each in _trained(exact, steps[batch])),
         untimed=tuple(sorted(untimed)) if not batches else (),
@@ -291,17 +294,6 @@ def nearest(batches: Iterable[int], batch: int) -> int:
 
 def _point(batch: float, time_s: Seconds, relative_error: float) -> CurvePoint:
     return CurvePoint(at=batch, time_s=time_s, relative_error=relative_error)
-
-
-def _evidence(
-    by_curves: Mapping[int, Mapping[Phase, PhaseDuration]], *, has_measured: bool
-) -> Evidence:
-    """Of everything but the measured micro-batches."""
-    if has_measured:
-        return Evidence.INTERPOLATED
-    return Evidence.weakest(
-        duration.evidence for steps in by_curves.values() for duration in steps.values()
-    )
 
 
 def _phases(

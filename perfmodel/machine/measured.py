@@ -554,15 +554,6 @@ class MeasuredMachine(Machine):
         assert self.operators is not None
         return replace(self, operators=replace(self.operators, rescaling=None))
 
-    @property
-    def has_other_library(self) -> bool:
-        """Whether the device that is asked for communicates by another library than the one that was timed."""
-        return (
-            self.rescaling is not None
-            and self.rescaling.device_kind == "cuda"
-            and self.backend != "nccl"
-        )
-
     @cached_property
     def without_links(self) -> "MeasuredMachine":
         """The same where a cluster file tells of all links, as of one device that was timed alone."""

@@ -490,22 +490,17 @@ def stage_order(layout: Layout, stage: int) -> tuple[Work, ...]:
         Work(Phase.BACKWARD, work.micro_batch, layout.interleave - 1 - work.chunk)
         for work in forward
     ]
-    ahead = _ahead(layout, stage)
+    # Forward passes before the first that is followed by a backward pass.
+    ahead = layout.pp - stage - 1
+    if layout.schedule is Schedule.GPIPE:
+        ahead = len(forward)
+    elif layout.interleave > 1:
+        ahead = 2 * ahead + (layout.interleave - 1) * layout.pp
+    ahead = min(ahead, len(forward))
     order = list(forward[:ahead])
     for position, work in enumerate(forward[ahead:]):
         order += [work, backward[position]]
     return (*order, *backward[len(forward) - ahead :])
-
-
-def _ahead(layout: Layout, stage: int) -> int:
-    """Forward passes before the first that is followed by a backward pass."""
-    total = layout.accumulation * layout.interleave
-    if layout.schedule is Schedule.GPIPE:
-        return total
-    behind = layout.pp - stage - 1
-    if layout.interleave > 1:
-        behind = 2 * behind + (layout.interleave - 1) * layout.pp
-    return min(behind, total)
 
 
 Put: TypeAlias = Callable[..., int]

@@ -86,7 +86,10 @@ def units(trace: SymbolicStep, memory: StepMemory | None) -> tuple[Unit, ...]:
     )
     places = [_BEFORE, *order, _AFTER] if order else [_BEFORE]
     parameters = _parameters_of(trace, [block.path for block in blocks], placed)
-    rows = {path for path, dimensions in _dimensions(trace).items() if dimensions >= _MATRIX}
+    # Modules that hold a matrix, themselves or inside.
+    rows = set[str]()
+    for name in (p.name for p in trace.parameters if len(p.shape) >= _MATRIX):
+        rows |= {name[:end] for end, letter in enumerate(name) if letter == "."} | {""}
     found = []
     for place in places:
         own = [call for at, call in placed if at == place]
@@ -178,17 +181,6 @@ def _parameters_of(
             place = _AFTER if is_after else _BEFORE
         found[place].append(position)
     return defaultdict(tuple, {place: tuple(held) for place, held in found.items()})
-
-
-def _dimensions(trace: SymbolicStep) -> dict[str, int]:
-    """Most dimensions of the parameters below every module path."""
-    found: dict[str, int] = {}
-    for parameter in trace.parameters:
-        path = parameter.name
-        while path:
-            path = path.rpartition(".")[0]
-            found[path] = max(found.get(path, 0), len(parameter.shape))
-    return found
 
 
 def _is_divisible(
@@ -432,13 +424,10 @@ def divided(operator: Operator, constant: Sequence[Sequence[bool]], tp: int) -> 
 def _smaller(spec: TensorSpec, tp: int) -> TensorSpec:
     """By heads, which are the second of four dimensions, else by the largest dimension that can be."""
     order = sorted(range(len(spec.shape)), key=lambda i: -spec.shape[i])
-    if len(spec.shape) == _HEADED:
+    if len(spec.shape) == 4:
         order = [1, *order]
     chosen = next((i for i in order if spec.shape[i] % tp == 0), None)
     return spec if chosen is None else _shrunk(spec, chosen, tp)
-
-
-_HEADED: Final = 4
 
 
 def _shrunk(spec: TensorSpec, dimension: int, tp: int) -> TensorSpec:

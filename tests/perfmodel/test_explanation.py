@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from perfmodel.advice import KNEE_GAIN, TARGET_EFFICIENCY, with_advice
 from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
+from perfmodel.explanation import ChangeKind, Explanation, explain
 from perfmodel.layout import Layout, Scaling, scaled_layouts
+from perfmodel.losses import KNEE_GAIN, TARGET_EFFICIENCY, LossCause, with_advice
 from perfmodel.report.prediction import advice_lines, explanation_lines
 from perfmodel.units import MIB
 from tests.existing import existing

@@ -11,7 +11,7 @@ import pytest
 from calibrate.fit.ddp import _run_variance, fit_layouts
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s
-from perfmodel.cost.phases import contention
+from perfmodel.cost import contention
 from perfmodel.documents.observation import LayoutObservation, StackSpec
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.layout import parse_layout

@@ -8,6 +8,7 @@ import pytest
 
 from perfmodel.answer import Question
 from perfmodel.answer.measured import crowding
+from perfmodel.cost import contention, in_step, phases_at, phases_under
 from perfmodel.cost.machine import (
     CostModel,
     families,
@@ -17,7 +18,6 @@ from perfmodel.cost.machine import (
     noise_weights,
     step_program,
 )
-from perfmodel.cost.phases import contention, in_step, phases_at, phases_under
 from perfmodel.engine import algebra
 from perfmodel.layout import Layout, RunSetting, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.cost import Terms
+from perfmodel.cost import Terms, additions, calls_of_additions
 from perfmodel.cost.machine import CostModel, model_form, step_program
 from perfmodel.cost.network import KINDS, groups
-from perfmodel.cost.phases import additions, calls_of_additions
 from perfmodel.cost.traced import issued
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Evidence

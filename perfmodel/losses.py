@@ -1,25 +1,188 @@
-"""Use case: where scaling ends, what ends it, which bandwidth would be enough, what to measure next."""
+"""Use case: what a step loses to each cause; where scaling ends, what ends it, and what to measure next."""
 
+import enum
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from perfmodel.answer import Question, interval
 from perfmodel.answer.answer import Forecast
-from perfmodel.answer.measured import cost_model, largest_all_reduce, measured_steps_s
+from perfmodel.answer.measured import (
+    Costs,
+    cost_model,
+    largest_all_reduce,
+    layout_costs,
+    measured_steps_s,
+    step_times,
+)
 from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE, UNCERTAINTY_PER_DOUBLING, Group
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
-from perfmodel.explanation import Nominal, lost_by_cause, on_one_device
-from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.layout import Layout, Scaling
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Nominal:
+    """A question at nominal parameters, and its costs."""
+
+    question: Question
+    costs: Costs
+
+    @classmethod
+    def of(cls, question: Question) -> "Nominal":
+        """With its costs."""
+        return cls(question, layout_costs(question))
+
+    @property
+    def layout(self) -> Layout:
+        """That is asked about."""
+        return self.question.layout
+
+    @property
+    def terms(self) -> Terms:
+        """Of its costs."""
+        return self.costs.terms
+
+    def step_s(self, terms: Terms | None = None) -> Seconds:
+        """Duration of the step, or of the same step under other terms. [s]"""
+        program, terms = self.costs.program, terms or self.terms
+        return float(step_times(program, terms, terms.durations(program))[0])
+
+    def at(self, **changes: object) -> "Nominal":
+        """The same with some values of the layout changed."""
+        changed = replace(self.layout, **changes)  # type: ignore[arg-type]
+        return Nominal.of(self.question.at(changed))
+
+
+def nothing(_size_bytes: Bytes | Samples) -> Samples:
+    """Communication that costs nothing. [s]"""
+    return np.zeros(1)
+
+
+#: Every operator of a forward pass has about two in the backward pass (gradients of input and
+#: weight): the dispatch of both is shared out accordingly.
+_DISPATCH_SHARES: Final = {Cause.FORWARD: 1 / 3, Cause.BACKWARD: 2 / 3}
+
+
+class LossCause(enum.StrEnum):
+    """What can be taken out of a step."""
+
+    ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    TENSOR = "tensor"
+    P2P = "p2p"
+    INTERFERENCE = "interference"
+    STRAGGLERS = "stragglers"
+    BUCKET = "bucket"
+    CONTENTION = "contention"
+    SMALL_BATCH = "small_batch"
+    DISPATCH = "dispatch"
+    INPUT = "input"
+    OPTIMIZER = "optimizer"
+
+
+def on_one_device(layout: Layout, scaling: Scaling) -> Layout:
+    """What speed-ups are over: the same micro-batch, or under strong scaling that of all devices together."""
+    factor = layout.dp if scaling == "strong" else 1
+    return replace(layout.alone, micro_batch=factor * layout.micro_batch)
+
+
+def lost_by_cause(asked: Nominal, baseline: Nominal) -> dict[LossCause, Seconds]:
+    """Step minus the same step without each cause, beyond what a perfect share of the baseline loses to it. [s]
+
+    Of one device alone, all that it loses.
+    """
+    step_s, own_s = asked.step_s(), dict.fromkeys(LossCause, 0.0)
+    if asked.layout.world_size > 1:
+        share = asked.layout.global_batch / baseline.layout.global_batch / asked.layout.world_size
+        whole_s = baseline.step_s()
+        for cause, terms in _of_one_device(baseline):
+            own_s[cause] = share * (whole_s - baseline.step_s(terms))
+    return {
+        cause: step_s - asked.step_s(terms) - own_s[cause]
+        for cause, terms in _removals(asked, baseline.layout)
+    }
+
+
+def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Terms]]:
+    """Terms of the step with one cause removed at a time."""
+    terms, none, one = asked.terms, np.zeros(1), np.ones(1)
+    for cause in LossCause:
+        if cause.value in terms.exchange_s:
+            yield cause, without(terms, Cause(cause.value))
+    yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
+    yield LossCause.STRAGGLERS, replace(terms, slowest=one)
+    yield LossCause.BUCKET, replace(terms, bucket_s=none, bucket_s_per_byte=none)
+    yield LossCause.INPUT, replace(without(terms, Cause.INPUT), load_s=none)
+    yield from _of_one_device(asked)
+    if asked.layout.world_size > 1:
+        single = Nominal.of(asked.question.at(asked.layout.alone)).terms
+        shared = replace(terms, compute_s=single.compute_s, issue_s=single.issue_s)
+        yield LossCause.CONTENTION, shared
+    if asked.layout.micro_batch != baseline.micro_batch:
+        yield LossCause.SMALL_BATCH, _at_large_batch(asked, baseline.micro_batch)
+
+
+def _of_one_device(asked: Nominal) -> Iterator[tuple[LossCause, Terms]]:
+    """The same for what a step without DDP does too; a slow loader is told though one device waits alike."""
+    yield LossCause.DISPATCH, without_dispatch(asked)
+    yield LossCause.OPTIMIZER, without(asked.terms, Cause.OPTIMIZER)
+
+
+def without_dispatch(asked: Nominal) -> Terms:
+    """On synchronous devices dispatch is part of the passes."""
+    terms, machine, workload = asked.terms, asked.question.machine, asked.question.workload
+    if terms.issue_s:
+        return replace(terms, issue_s=dict.fromkeys(terms.issue_s, np.zeros(1)))
+    assert isinstance(machine, MeasuredMachine)
+    assert isinstance(workload, MeasuredWorkload)
+    dispatch_s = machine.dispatch_s * workload.workload.num_operators
+    compute_s = {
+        cause: np.maximum(0.0, time_s - dispatch_s * _DISPATCH_SHARES.get(cause, 0.0))
+        for cause, time_s in terms.compute_s.items()
+    }
+    return replace(terms, compute_s=compute_s)
+
+
+def _at_large_batch(asked: Nominal, micro_batch: int) -> Terms:
+    """Each sample costs what it does in the baseline's micro-batch; the optimizer is as it was."""
+    large = asked.at(micro_batch=micro_batch).terms
+    share = asked.layout.micro_batch / micro_batch
+
+    def scaled(
+        large_s: Mapping[Cause, Samples], asked_s: Mapping[Cause, Samples]
+    ) -> dict[Cause, Samples]:
+        return {
+            cause: asked_s[cause] if cause is Cause.OPTIMIZER else time_s * share
+            for cause, time_s in large_s.items()
+        }
+
+    return replace(
+        asked.terms,
+        compute_s=scaled(large.compute_s, asked.terms.compute_s),
+        issue_s=scaled(large.issue_s, asked.terms.issue_s),
+    )
+
+
+def without(terms: Terms, cause: Cause) -> Terms:
+    """Terms in which one kind of exchange, or of work, costs nothing."""
+    if cause in terms.exchange_s:
+        return replace(terms, exchange_s={**terms.exchange_s, cause: nothing})
+    none = {cause: np.zeros(1)}
+    issue_s = {**terms.issue_s, **none} if cause in terms.issue_s else terms.issue_s
+    return replace(terms, compute_s={**terms.compute_s, **none}, issue_s=issue_s)
+
 
 #: A doubling of the devices that gains less is past the knee.
 KNEE_GAIN: Final = 1.5
