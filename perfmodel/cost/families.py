@@ -144,10 +144,12 @@ def family(operator: Operator) -> str:
             found += _format(operator.inputs[0])
         elif "batch_norm" in base:
             found += _CHANNELS_LAST if _by_pixel(operator.inputs[0]) else ""
-        # Numbers do not count.
-        dtypes = {spec.dtype for spec in operator.inputs if spec.shape and "float" in spec.dtype}
-        if found == "pointwise" and len(dtypes) > 1:
-            found += _MIXED
+        if found == "pointwise":
+            # Numbers do not count.
+            dtypes = {
+                each.dtype for each in operator.inputs if each.shape and "float" in each.dtype
+            }
+            found += _MIXED if len(dtypes) > 1 else ""
     if found in ("matmul", "batched matmul") and not _is_aligned(operator):
         found += _UNALIGNED
     is_half = any(spec.dtype in _HALVES for spec in operator.inputs[:1])

@@ -90,16 +90,7 @@ def traced_profile(
         )
         for at in batches
     }
-    # As in its own training, where its model was trained.
-    found = {
-        at: {
-            phase: replace(d, time_s=d.time_s * share.device, relative_error=share.relative_error)
-            for phase, d in replayed[at].items()
-        }
-        if (share := shares[at])
-        else replayed[at]
-        for at in batches
-    }
+    found = {at: _as_trained(replayed[at], shares[at]) for at in batches}
     points = {
         phase: _points(
             {batch: steps[phase] for batch, steps in by_curves.items()},
@@ -174,6 +165,18 @@ def _shares(trained: MeasuredStep | None, *, known_s: Seconds, issue_s: Seconds)
         relative_error=trained.relative_error,
         host_binds=host_binds,
     )
+
+
+def _as_trained(
+    replayed: Mapping[Phase, PhaseDuration], shares: _Shares | None
+) -> Mapping[Phase, PhaseDuration]:
+    """Phases of a step that was timed in place, in its own training if its model was trained."""
+    if shares is None:
+        return replayed
+    return {
+        phase: replace(d, time_s=d.time_s * shares.device, relative_error=shares.relative_error)
+        for phase, d in replayed.items()
+    }
 
 
 def _trained(exact: OperatorDurations, step: TracedStep) -> Iterator[TrainedStep]:

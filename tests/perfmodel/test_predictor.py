@@ -14,7 +14,7 @@ from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import step_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout import Layout, Scaling, Synchronisation, scaled_layouts
+from perfmodel.layout import Layout, Scaling, Synchronisation, parse_layout, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause, Stream, with_waiting_host
@@ -145,6 +145,14 @@ def test_calibration_runs_stand_beside_the_prediction() -> None:
     settings = scaled_layouts([1, 2], scaling="weak", batch=16)
     (point,) = measured_points(profile(Machine()), "heavy", settings)
     assert (point.world_size, point.step_s, point.speedup) == (1, 0.25, 1.0)
+
+
+def test_runs_of_ddp_do_not_stand_beside_sharded_layouts() -> None:
+    machine = profile(Machine())
+    ran = replace(machine.steps[0], world_size=2, synchronisation="ddp")
+    layouts = [parse_layout(f"{kind}=2 micro_batch=16") for kind in ("ddp", "fsdp")]
+    (point,) = measured_points(replace(machine, steps=(ran,)), "heavy", layouts)
+    assert (point.world_size, point.step_s) == (2, ran.step_s)
 
 
 def caveats_of(
