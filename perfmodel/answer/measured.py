@@ -37,6 +37,7 @@ from perfmodel.machine.measured import (
     TracedWorkload,
     TrainedStep,
 )
+from perfmodel.statistics import FloatArray
 from perfmodel.step import (
     Cause,
     Interference,
@@ -120,8 +121,7 @@ def layout_costs(question: Question) -> Costs:
 
 def _threaded_costs(question: Question) -> Costs:
     """Costs under nn.DataParallel: a device's own step, longer by the law of one process, and copies of the model."""
-    from perfmodel.cost.step_curves import shipped_threads  # noqa: PLC0415 - as the law of machines
-    from perfmodel.cost.step_law import ThreadedSteps  # noqa: PLC0415
+    from perfmodel.cost.step_law import ThreadedSteps  # noqa: PLC0415 - only of DataParallel
 
     machine, workload, layout = _parts(question)
     if not machine.asynchronous or not isinstance(workload, TracedWorkload):
@@ -129,10 +129,9 @@ def _threaded_costs(question: Question) -> Costs:
             f"--layout: one_process=yes (DataParallel) is known of traced models on GPUs, got "
             f"{workload.workload.name} on {machine.device_name}"
         )
-    usual = replace(question, layout=layout.alone, loader_samples_per_s=None)
-    alone = layout_costs(usual)
+    alone = layout_costs(replace(question, layout=layout.alone, loader_samples_per_s=None))
     alone_s = step_times(alone.program, alone.terms, alone.durations_s)
-    constants, log_error, _ = shipped_threads(machine.device_name)
+    constants, log_error, _ = _threads_of(machine)
     traced = workload.trace.at(micro_batch=layout.micro_batch)
     steps = ThreadedSteps(
         alone_s=alone_s,
@@ -145,9 +144,8 @@ def _threaded_costs(question: Question) -> Costs:
     led_s, copied_s = (part_s * off for part_s in steps.parts_s(constants))
     # One stream of work, which already holds what hosts take.
     once = compile_step(workload.workload, layout.alone, asynchronous=False)
-    copies = Operation(
-        "copy model and gradients", Stream.COMM, Cause.BROADCAST, (len(once.operations) - 1,)
-    )
+    last = len(once.operations) - 1
+    copies = Operation("copy model and gradients", Stream.COMM, Cause.BROADCAST, (last,))
     program = StepProgram((*once.operations, copies))
     terms = alone.terms.times(led_s / sum(alone.terms.compute_s.values()))
     rate = question.loader_samples_per_s
@@ -159,6 +157,16 @@ def _threaded_costs(question: Question) -> Costs:
     )
     median_s = terms.median_durations(program)
     return Costs(program, terms, median_s, slowed(program, median_s, terms.slowest))
+
+
+def _threads_of(machine: MeasuredMachine) -> tuple[FloatArray, float, bool]:
+    """``shipped_threads`` of its device by the name in the catalogue."""
+    from perfmodel.cost.rescaling import SCALED_FROM  # noqa: PLC0415 - only of DataParallel
+    from perfmodel.cost.step_curves import shipped_threads  # noqa: PLC0415
+    from perfmodel.documents.hardware import sheet_named, shipped_catalogue  # noqa: PLC0415
+
+    sheet = sheet_named(machine.device_name.partition(SCALED_FROM)[0], shipped_catalogue())
+    return shipped_threads("" if sheet is None else sheet.id)
 
 
 def with_predicted(machine: MeasuredMachine, workload: TracedWorkload) -> TracedWorkload:
@@ -497,19 +505,14 @@ def measured_caveats(
         if evidence["compute"] is Evidence.EXTRAPOLATED and layout.is_ddp
     }
     if any(layout.one_process for layout in found):
-        said.append(_threads_caveat(machine.device_name))
+        _, log_error, is_own = _threads_of(machine)
+        known = "other models on this card" if is_own else "other cards, all on PCIe"
+        within = f"90 % of new steps within {math.expm1(log_error):.0%} by {known}"
+        said.append(f"nn.DataParallel: {within}; memory is not modelled")
     if outside and machine.workload(question.workload_name) is not None:
         listed = ", ".join(map(str, sorted(outside)))
         said.append(f"micro-batches outside the calibrated range: {listed}")
     return tuple(said)
-
-
-def _threads_caveat(device: str) -> str:
-    from perfmodel.cost.step_curves import shipped_threads  # noqa: PLC0415 - as the law of machines
-
-    _, log_error, is_own = shipped_threads(device)
-    known = "other models on this card" if is_own else "other cards, all on PCIe"
-    return f"nn.DataParallel: 90 % of new steps within {math.expm1(log_error):.0%} by {known}; memory is not modelled"
 
 
 def _assumed_links(machine: MeasuredMachine, cluster: "Cluster | None") -> str:

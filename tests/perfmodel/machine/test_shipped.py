@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel.answer import Question, timed_workload
-from perfmodel.answer.answer import answer
+from perfmodel.answer.answer import answer, layout_table
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group
 from perfmodel.cost.step_curves import LawDurations, shipped_threads
@@ -164,6 +164,22 @@ def test_one_process_leads_devices_as_its_law_says_of_a_step_alone(name: str) ->
     # One loader feeds all four.
     slow = answer(replace(question.at(layout), loader_samples_per_s=4 * 64 / 2.0))
     assert slow.step.nominal == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "known"),
+    [
+        ("NVIDIA TITAN Xp", "on this card"),
+        ("NVIDIA TITAN RTX (scaled from NVIDIA H200)", "on this card"),
+        ("NVIDIA H200", "other cards"),
+        ("nobody's card", "other cards"),
+    ],
+)
+def test_a_card_whose_steps_were_published_leads_as_those_do(device: str, known: str) -> None:
+    question = asked(replace(shipped("titan-rtx"), device_name=device))
+    found = question.at(replace(question.layout, dp=2, one_process=True))
+    [said] = [each for each in layout_table(found)[0].caveats if "DataParallel" in each]
+    assert known in said
 
 
 def test_one_process_needs_a_gpu_and_a_trace() -> None:
