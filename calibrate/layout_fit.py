@@ -30,8 +30,8 @@ from perfmodel.cost.jobs import (
     stall_probability,
     stall_time_s,
 )
-from perfmodel.cost.layout_memory import LayoutMemory, rank_parts
 from perfmodel.cost.layout_time import step_time_s
+from perfmodel.cost.memory import LayoutMemory, rank_parts
 from perfmodel.errors import NotFeasible
 from perfmodel.machine import (
     UNKNOWN_NETWORK,

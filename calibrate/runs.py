@@ -21,7 +21,7 @@ from perfmodel.cost.jobs import (
     model_columns,
     step_time_priors,
 )
-from perfmodel.cost.layout_memory import tensor_bytes
+from perfmodel.cost.memory import tensor_bytes
 from perfmodel.cost.rescaling import device_sheet, precision_ratio
 from perfmodel.documents import Provenance
 from perfmodel.documents.profile import InferredDocument, RunColumns, read_run_columns

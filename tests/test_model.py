@@ -20,9 +20,9 @@ from perfmodel.cost.collectives import (
     num_messages,
 )
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.cost.layout_memory import in_flight, rank_parts
 from perfmodel.cost.layout_time import layout_durations
 from perfmodel.cost.link_law import LinkLaw, paths
+from perfmodel.cost.memory import in_flight, rank_parts
 from perfmodel.engine import algebra
 from perfmodel.engine.algebra import end_times_with_interference, step_times
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s

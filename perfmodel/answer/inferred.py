@@ -9,8 +9,8 @@ import numpy as np
 from perfmodel.answer import Answer, Question
 from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from, layout_distance_squared
-from perfmodel.cost.layout_memory import TENSORS, rank_parts
 from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
+from perfmodel.cost.memory import TENSORS, rank_parts
 from perfmodel.documents import Provenance, age_notes, unsealed_notes
 from perfmodel.documents.prediction import (
     LargeModelStep,

@@ -19,8 +19,8 @@ from perfmodel.cost.jobs import (
     stall_probability,
     stall_time_s,
 )
-from perfmodel.cost.layout_memory import ASSUMED_MEMORY, LayoutMemory
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
+from perfmodel.cost.memory import ASSUMED_MEMORY, LayoutMemory
 from perfmodel.documents.hardware import LINK_SHARE
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import MOST_DEVICES

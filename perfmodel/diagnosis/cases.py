@@ -17,8 +17,8 @@ from perfmodel.answer import Question
 from perfmodel.answer.measured import layout_costs, measured_answer, measured_caveats, step_times
 from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import FittedParameters, Jobs
-from perfmodel.cost.layout_memory import ASSUMED_MEMORY, TENSORS, rank_parts
 from perfmodel.cost.layout_time import DEVICE_OR_HOST, step_parts
+from perfmodel.cost.memory import ASSUMED_MEMORY, TENSORS, rank_parts
 from perfmodel.documents.observed import Logged, Unit
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError

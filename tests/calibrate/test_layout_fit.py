@@ -17,8 +17,8 @@ from perfmodel.cost.jobs import (
     stall_time_s,
     step_time_priors,
 )
-from perfmodel.cost.layout_memory import rank_parts, tensor_bytes
 from perfmodel.cost.layout_time import step_time_s
+from perfmodel.cost.memory import rank_parts, tensor_bytes
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout
 from tests.existing import existing

@@ -17,7 +17,7 @@ from calibrate.runs import (
 )
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_memory import tensor_bytes
+from perfmodel.cost.memory import tensor_bytes
 from perfmodel.documents.profile import InferredDocument, RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError
 from tests.calibrate.samples import table_of

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
-from perfmodel.cost.layout_memory import ASSUMED_MEMORY, in_flight, tensor_bytes
 from perfmodel.cost.layout_time import layout_durations, step_parts, step_time_s, unit_times
+from perfmodel.cost.memory import ASSUMED_MEMORY, in_flight, tensor_bytes
 from perfmodel.engine.algebra import step_times
 from perfmodel.layout import Layout, Precision
 from perfmodel.step import Cause, Work, stage_order

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import SHEETS, Jobs, jobs_from, medians, step_time_priors
-from perfmodel.cost.layout_memory import rank_parts
 from perfmodel.cost.layout_time import (
     all_to_all_s,
     context_s,
@@ -16,6 +15,7 @@ from perfmodel.cost.layout_time import (
     step_parts,
     tensor_collective_s,
 )
+from perfmodel.cost.memory import rank_parts
 from perfmodel.layout import parse_layout
 from perfmodel.workload.transformer import TRANSFORMERS, gpt
 

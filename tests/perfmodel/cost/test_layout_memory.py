@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import Jobs, condition, jobs_from
-from perfmodel.cost.layout_memory import ASSUMED_MEMORY, LayoutMemory, rank_parts, tensor_bytes
+from perfmodel.cost.memory import ASSUMED_MEMORY, LayoutMemory, rank_parts, tensor_bytes
 from perfmodel.layout import Layout, Precision, Recompute, parse_layout
 from perfmodel.machine import DeviationSpreads
 from perfmodel.workload.transformer import TRANSFORMERS, Transformer, gpt

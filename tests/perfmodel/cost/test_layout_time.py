@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import SHEETS, Jobs, jobs_from, medians, step_time_priors
-from perfmodel.cost.layout_memory import ASSUMED_MEMORY, rank_parts
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s, unit_times
+from perfmodel.cost.memory import ASSUMED_MEMORY, rank_parts
 from perfmodel.layout import parse_layout
 from perfmodel.step import Cause
 from perfmodel.workload.transformer import Transformer, gpt

@@ -12,8 +12,7 @@ from perfmodel.answer.answer import answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_memory import tensor_bytes
-from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.cost.memory import FITS_ABOVE, tensor_bytes
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.layout import Layout, Limits, feasible_layouts, impossible, parse_layout
 from perfmodel.layout_search import NEAR_FASTEST, Request, plan_parallelism, to_test
