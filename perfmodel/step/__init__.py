@@ -1,14 +1,13 @@
 """A training step as ordered operations on named streams, and what its pipeline stages hold.
 
 It knows work, never seconds. A stage holds pieces of both passes and the buckets of its gradients, which need no
-trace. Orders of stages are GPipe, 1F1B and interleaved. Where the host waits, a stage offers its result until
-another one fetches it.
+trace. Orders of stages are GPipe, 1F1B and interleaved.
 """
 
 import enum
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -501,68 +500,3 @@ def stage_order(layout: Layout, stage: int) -> tuple[Work, ...]:
     for position, work in enumerate(forward[ahead:]):
         order += [work, backward[position]]
     return (*order, *backward[len(forward) - ahead :])
-
-
-Put: TypeAlias = Callable[..., int]
-"""Appends an operation to a program and returns its position."""
-
-
-class Parcel(NamedTuple):
-    """What a stage offers to another until that one fetches it."""
-
-    stage: int
-    work: Work
-    stream: Stream
-    end: int
-    """Of the compute that made it."""
-
-
-@dataclass(slots=True, kw_only=True)
-class WaitingSends:
-    """What stages have offered, sent and done last."""
-
-    last: dict[int, int] = field(default_factory=dict)
-    """End of the last compute of a stage."""
-    offered: dict[tuple[int, Work], Parcel] = field(default_factory=dict)
-    """What a stage's work will fetch when it has nothing else to do."""
-    between: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The last point-to-point send between two stages."""
-    sent: dict[int, list[int]] = field(default_factory=dict)
-    """What a stage has sent since it last turned."""
-    turned: dict[int, bool] = field(default_factory=dict)
-    """Whether a stage's last pass was a forward one."""
-
-    def fetch(self, stage: int, work: Work, put: Put) -> int | None:
-        """Append the point-to-point send of what is offered to a stage's next work, if anything is; its end."""
-        parcel = self.offered.pop((stage, work), None)
-        if parcel is None:
-            return None
-        between = (min(stage, parcel.stage), max(stage, parcel.stage))
-        busy = [self.between[between]] if between in self.between else []
-        # A sender knows that a stage is ready to receive when that one has ended what it did.
-        idle = [self.last[stage]] if stage in self.last else []
-        end = put(
-            parcel.stage,
-            parcel.work,
-            Cause.P2P,
-            stream=parcel.stream,
-            after=(parcel.end, *idle, *busy),
-        )
-        self.sent.setdefault(parcel.stage, []).append(end)
-        self.between[between] = end
-        return end
-
-    def must_wait(self, stage: int, work: Work) -> bool:
-        """Whether a stage that turns still offers something that nobody fetched."""
-        return self._turns(stage, work) and any(p.stage == stage for p in self.offered.values())
-
-    def begin(self, stage: int, work: Work) -> list[int]:
-        """Note a stage's next pass; what its compute waits for."""
-        awaited = self.sent.pop(stage, []) if self._turns(stage, work) else []
-        self.turned[stage] = work.kind is Phase.FORWARD
-        return awaited
-
-    def _turns(self, stage: int, work: Work) -> bool:
-        """Whether a stage goes from forward to backward passes, or back."""
-        before = self.turned.get(stage)
-        return before is not None and before is not (work.kind is Phase.FORWARD)

@@ -7,19 +7,17 @@ micro-batch and stage it is (per step for gradients and optimizer), so that dura
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from perfmodel.errors import check_within
 from perfmodel.layout import Layout, Schedule, Synchronisation
 from perfmodel.step import (
     Cause,
     Operation,
-    Parcel,
     Piece,
     StageDivision,
     StepProgram,
     Stream,
-    WaitingSends,
     Work,
     assign_shards,
     collector_paused,
@@ -92,7 +90,7 @@ def compile_divided(
     builder = _Builder(
         layout=layout,
         divisions=tuple(divisions),
-        waiting=WaitingSends() if blocking else None,
+        blocking=blocking,
         asynchronous=asynchronous,
         buffer_bytes=tuple(buffer_bytes),
         has_buckets=layout.synchronisation is Synchronisation.DDP,
@@ -150,14 +148,24 @@ def _built(builder: "_Builder") -> StepProgram:
         return StepProgram(tuple(builder.operations))
 
 
+class _Parcel(NamedTuple):
+    """What a stage offers to another until that one fetches it, where hosts wait."""
+
+    stage: int
+    work: Work
+    stream: Stream
+    end: int
+    """Of the compute that made it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Builder:
     """Appends operations in an order in which every dependency points backwards."""
 
     layout: Layout
     divisions: tuple[StageDivision, ...]
-    waiting: WaitingSends | None = None
-    """Point-to-point sends where the host waits for collectives."""
+    blocking: bool = False
+    """Whether the host waits for collectives, and for those that take what it sends."""
     is_shape: bool = False
     """Whether only the layers of the model are known: exchanges have shares instead of sizes, and what is
     fixed, embedding, head and contention are operations of their own."""
@@ -178,6 +186,16 @@ class _Builder:
     """Ends of the compute of layers whose parameters are gathered, in order."""
     awaited: dict[int, list[int]] = field(default_factory=dict)
     """Collectives that a stage's next compute waits for."""
+    offered: dict[tuple[int, Work], _Parcel] = field(default_factory=dict)
+    """What a stage's work will fetch when it has nothing else to do."""
+    last: dict[int, int] = field(default_factory=dict)
+    """End of the last compute of a stage."""
+    between: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The last point-to-point send between two stages."""
+    sent: dict[int, list[int]] = field(default_factory=dict)
+    """What a stage has sent since it last turned."""
+    turned: dict[int, bool] = field(default_factory=dict)
+    """Whether a stage's last pass was a forward one."""
     is_replicated: bool = field(init=False)
     """Whether there is anybody to exchange gradients with."""
     is_sharded: bool = field(init=False)
@@ -195,11 +213,10 @@ class _Builder:
 
     def prepare(self, stage: int, work: Work) -> bool:
         """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
-        if self.waiting:
-            end = self.waiting.fetch(stage, work, self._put)
-            if end is not None:
-                self.arrived[stage, work] = (end,)
-            if self.waiting.must_wait(stage, work):
+        if self.blocking:
+            self._fetch(stage, work)
+            # A stage that turns waits until all that it offers is fetched.
+            if self._turns(stage, work) and any(p.stage == stage for p in self.offered.values()):
                 return False
         if work.kind is Phase.FORWARD and stage == 0 and work.chunk == 0:
             return True
@@ -208,8 +225,10 @@ class _Builder:
     def add(self, stage: int, work: Work) -> None:
         """Append a pass of a stage and what it sends."""
         after = self.arrived.pop((stage, work), ())
-        if self.waiting:
-            self.awaited.setdefault(stage, []).extend(self.waiting.begin(stage, work))
+        if self.blocking:
+            sent = self.sent.pop(stage, []) if self._turns(stage, work) else []
+            self.awaited.setdefault(stage, []).extend(sent)
+            self.turned[stage] = work.kind is Phase.FORWARD
         if work.kind is Phase.FORWARD:
             self._forward(stage, work, after)
         else:
@@ -333,14 +352,14 @@ class _Builder:
             size_bytes=self.divisions[stage].activation_bytes,
         )
         self.awaited[stage] = [end]
-        if self.is_sharded and self.waiting:
+        if self.is_sharded and self.blocking:
             self.used[-1] = end
         return end
 
     def _gather(self, stage: int, work: Work, number: int, piece: Piece) -> int:
         """Parameters of a piece, one piece ahead of compute; none ahead where the host waits for sharded ones."""
-        ahead = 1 if self.waiting and (self.is_sharded or number == 0) else 2
-        is_limited = (self.is_sharded or self.waiting is not None) and len(self.used) >= ahead
+        ahead = 1 if self.blocking and (self.is_sharded or number == 0) else 2
+        is_limited = (self.is_sharded or self.blocking) and len(self.used) >= ahead
         return self._put(
             stage,
             work,
@@ -399,8 +418,28 @@ class _Builder:
             )
             after = ()
         self.exchanged.setdefault(stage, []).append(reduced)
-        if self.waiting and self.layout.zero > 1:
+        if self.blocking and self.layout.zero > 1:
             self.awaited.setdefault(stage, []).append(reduced)
+
+    def _turns(self, stage: int, work: Work) -> bool:
+        """Whether a stage goes from forward to backward passes, or back."""
+        before = self.turned.get(stage)
+        return before is not None and before is not (work.kind is Phase.FORWARD)
+
+    def _fetch(self, stage: int, work: Work) -> None:
+        """Append the point-to-point send of what is offered to a stage's next work, if anything is."""
+        parcel = self.offered.pop((stage, work), None)
+        if parcel is None:
+            return
+        pair = (min(stage, parcel.stage), max(stage, parcel.stage))
+        busy = [self.between[pair]] if pair in self.between else []
+        # A sender knows that a stage is ready to receive when that one has ended what it did.
+        idle = [self.last[stage]] if stage in self.last else []
+        after = (parcel.end, *idle, *busy)
+        end = self._put(parcel.stage, parcel.work, Cause.P2P, stream=parcel.stream, after=after)
+        self.sent.setdefault(parcel.stage, []).append(end)
+        self.between[pair] = end
+        self.arrived[stage, work] = (end,)
 
     def _p2p(self, stage: int, work: Work, stream: Stream, end: int) -> None:
         """Send to the neighbour that holds the layers behind, or before."""
@@ -409,8 +448,8 @@ class _Builder:
         place = work.chunk * layout.pp + stage + step
         chunk, other = divmod(place, layout.pp)
         received = Work(work.kind, work.micro_batch, chunk)
-        if self.waiting and other != stage:
-            self.waiting.offered[other, received] = Parcel(stage, work, stream, end)
+        if self.blocking and other != stage:
+            self.offered[other, received] = _Parcel(stage, work, stream, end)
             return
         if other != stage:
             end = self._put(stage, work, Cause.P2P, stream=stream, after=(end,))
@@ -453,6 +492,6 @@ class _Builder:
             Operation(name, stream, cause, tuple(after), share, size_bytes, None, stage)
         )
         position = len(self.operations) - 1
-        if self.waiting and stream is Stream.COMPUTE:
-            self.waiting.last[stage] = position
+        if self.blocking and stream is Stream.COMPUTE:
+            self.last[stage] = position
         return position
