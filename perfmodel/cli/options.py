@@ -387,6 +387,14 @@ SequenceLength: TypeAlias = Annotated[
 DevicesPerNode: TypeAlias = Annotated[
     int | None, count("--devices-per-node", "Devices of a node, which share its fast links.")
 ]
+FromRuns: TypeAlias = Annotated[
+    Path | None,
+    file(
+        "--from-runs",
+        "Nothing but runs on fewer devices: CSV with devices, samples_per_s; model, machine, batch, precision, "
+        "devices_per_node as needed.",
+    ),
+]
 DeviceMemory: TypeAlias = Annotated[
     Bytes | None, size("--device-memory", "Memory of one device, such as 80GiB.")
 ]

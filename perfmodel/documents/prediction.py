@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from perfmodel.documents import Document, Provenance, Record, Shown
+from perfmodel.documents import Document, Printed, Provenance, Record, Shown
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
@@ -169,6 +169,38 @@ class PredictionDocument(Shown, Document):
                 "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
             ) from None
         return figures.speedup_figure([self])
+
+
+class GrownPoint(Record):
+    """More devices than were measured."""
+
+    devices: PositiveInt
+    samples_per_s: Interval
+    """Of all devices. [1/s]"""
+    efficiency: Interval
+    """Samples per second of a device over those of one among the fewest."""
+
+
+class GrownSeries(Record):
+    """Runs of a table that differ in nothing but the number of devices."""
+
+    name: str
+    """Model and machine."""
+    measured: tuple[PositiveInt, ...]
+    """Numbers of devices, ascending."""
+    points: tuple[GrownPoint, ...]
+
+
+class GrowthDocument(Printed, Document):
+    """Samples per second on more devices than a table of runs has."""
+
+    title: ClassVar[str] = "prediction from runs"
+    made_by: ClassVar[str] = "perfmodel predict --from-runs TABLE --output"
+
+    provenance: Provenance
+    table_sha256: str
+    series: tuple[GrownSeries, ...]
+    caveats: tuple[str, ...]
 
 
 class Contrast(Record):

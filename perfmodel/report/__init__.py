@@ -383,6 +383,7 @@ class Kind(NamedTuple):
 #: By the name of the type.
 _KINDS: Final = {
     "PredictionDocument": Kind("prediction", ("prediction_table",), "prediction_lines", "rows"),
+    "GrowthDocument": Kind("prediction", ("growth_table",), "growth_lines"),
     "WhatIfDocument": Kind("prediction", ("whatif_table",), "whatif_lines", "scenario_rows"),
     "Explanation": Kind("prediction", (), "explanation_lines", attrgetter("losses")),
     "MemoryReport": Kind(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.documents.prediction import (
     Contrast,
+    GrowthDocument,
     LargeModelStep,
     PredictedPoint,
     PredictionDocument,
@@ -228,6 +229,33 @@ def measured_table(prediction: PredictionDocument) -> Table:
             "Speed-up, measured": "speedup:number",
         },
     )
+
+
+def growth_table(found: GrowthDocument) -> Table:
+    """What more devices than were measured would do."""
+    rows = [(series, point) for series in found.series for point in series.points]
+    return table(
+        "Samples per second on more devices",
+        rows,
+        {
+            "<Runs": "0.name",
+            "<Measured on": lambda row: ", ".join(map(str, row[0].measured)),
+            "Devices": "1.devices",
+            "Samples/s": "1.samples_per_s:k",
+            "Efficiency": lambda row: _percentages(row[1].efficiency),
+        },
+        caption="Of all devices. Efficiency: of a device, over one among the fewest that were measured. "
+        f"{_OUTCOMES} Evidence: extrapolated.",
+    )
+
+
+def _percentages(share: Interval) -> str:
+    return f"{percent(share.nominal)}\n[{100 * share.p5:.1f}-{100 * share.p95:.1f}]"
+
+
+def growth_lines(found: GrowthDocument, *, verbose: bool = False) -> list[str]:
+    """Caveats."""
+    return caveat_lines(found.caveats, verbose=verbose)
 
 
 def breakdown_table(prediction: PredictionDocument) -> Table:

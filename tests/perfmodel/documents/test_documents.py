@@ -112,8 +112,8 @@ def test_a_version_refuses_every_file_of_another() -> None:
     found = sorted(f"{kind.title} {kind.current_version()}" for kind in kinds())
     assert ", ".join(found) == (
         "acceptance 4, acceptance terms 2, batch outlook 3, calibration from runs 4, campaign 1, cost 1, "
-        "goodput 4, network verdict 1, plan 5, plan of the parallelism 2, prediction 5, profile 5, "
-        "profile difference 2, published verdict 1, rank's run 1, validation 3, validation of models 4, "
+        "goodput 4, network verdict 1, plan 5, plan of the parallelism 2, prediction 5, prediction from runs 1, "
+        "profile 5, profile difference 2, published verdict 1, rank's run 1, validation 3, validation of models 4, "
         "verdict on strategies 3, what-if 5, workload 2"
     )
 
