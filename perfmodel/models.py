@@ -137,11 +137,11 @@ def workload_of(
     return name
 
 
-def read_workload(text: str, method: StepMethod = USUAL_METHOD) -> WorkloadDocument:
+def read_workload(text: str) -> WorkloadDocument:
     """A workload file, or a model that is traced without weights, data or GPU."""
     if is_workload_file(text):
         return WorkloadDocument.read(Path(text))
-    return traced_document(text, method, micro_batch=_FEWEST_SAMPLES)
+    return traced_document(text, USUAL_METHOD, micro_batch=_FEWEST_SAMPLES)
 
 
 def traced_document(  # noqa: PLR0913 - one parameter per part of a step

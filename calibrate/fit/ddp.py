@@ -354,7 +354,7 @@ def _predictor_of(
     """
     values = (*bucket.tolist(), 0.0, 1.0, 1.0)
     free = DdpCosts(values=values, draws=(values,), determined=(True,) * 5)
-    costs = CostModel(replace(profile, ddp=free), num_draws=1, seed=0)
+    costs = CostModel(replace(profile, ddp=free), num_draws=1)
     alike: dict[StepProgram, dict[int, Terms]] = defaultdict(dict)
     for position, step in enumerate(steps):
         workload = profile.workload(step.workload)

@@ -83,7 +83,7 @@ class Costs(NamedTuple):
 @lru_cache(maxsize=16)
 def cost_model(machine: MeasuredMachine, cluster: "Cluster | None", num_draws: int) -> CostModel:
     """Draws of all parameters of a machine, the same whenever the same is asked."""
-    return CostModel(machine, num_draws=num_draws, seed=SEED, cluster=cluster)
+    return CostModel(machine, num_draws=num_draws, cluster=cluster)
 
 
 def layout_costs(question: Question) -> Costs:

@@ -139,13 +139,11 @@ class CostModel:
         profile: MeasuredMachine,
         *,
         num_draws: int,
-        seed: int,
         cluster: "Cluster | None" = None,
     ) -> None:
         self.profile = profile
         self._cluster = cluster
         self.num_draws = num_draws
-        self._seed = seed
         self._curves: dict[tuple[object, ...], CurveDraws] = {}
         self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
         # Bootstrap draws, repeated as needed; draw 0 is the fitted value.
@@ -278,7 +276,7 @@ class CostModel:
 
     def _rng(self, name: str) -> np.random.Generator:
         """Randomness of its own for each parameter, so that the order of questions is no matter."""
-        return np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        return np.random.default_rng([SEED, zlib.crc32(name.encode())])
 
     def _shared(self, workload: MeasuredWorkload) -> Samples | float:
         """Factors of a workload whose law was fitted to others: all its phases are wrong together."""

@@ -50,7 +50,7 @@ def terms(
 ) -> Terms:
     workload = existing(document.workload("heavy"))
     layout = Layout(dp=world_size, micro_batch=micro_batch, **others)
-    costs = CostModel(document, num_draws=200, seed=0)
+    costs = CostModel(document, num_draws=200)
     return costs.terms(workload, layout, step_program(document, workload, layout))
 
 
@@ -253,7 +253,7 @@ def test_settings_share_their_uncertainty() -> None:
     """One rank and two read curves that were drawn once: asking again gives the same draws."""
     document = profile(Machine(relative_error=0.1))
     workload = existing(document.workload("heavy"))
-    costs = CostModel(document, num_draws=50, seed=0)
+    costs = CostModel(document, num_draws=50)
     first, again = (
         costs.terms(workload, layout, step_program(document, workload, layout))
         for layout in (Layout(dp=2, micro_batch=16), Layout(dp=2, micro_batch=16, accumulation=4))
@@ -295,7 +295,7 @@ def of_layout(
 ) -> Terms:
     """Terms of a layout whose program exchanges 1 MiB for each cause."""
     exchanges = (Operation(c.value, Stream.COMM, c, size_bytes=MIB) for c in causes)
-    costs = CostModel(machine, num_draws=num_draws, seed=0)
+    costs = CostModel(machine, num_draws=num_draws)
     layout = parse_layout(f"{text} micro_batch=16")
     return costs.terms(workload, layout, StepProgram((FORWARD, *exchanges)), **options)
 
@@ -321,7 +321,7 @@ def test_exchanges_wait_for_their_start_their_processors_and_their_library(
     workload = replace(HEAVY, phases=(*HEAVY.phases, slowed(HEAVY.phases[0], 4, 2.0)))
     text = "dp=2 tp=2 pp=2 accumulation=2"
     found = of_layout(machine, text, workload=workload).exchange_s
-    network = CostModel(machine, num_draws=1, seed=0).network
+    network = CostModel(machine, num_draws=1).network
     members = groups(parse_layout(text))
     assert found.keys() == KINDS.keys()
     for cause, kind in KINDS.items():
@@ -403,7 +403,7 @@ def test_a_batch_so_noisy_that_its_step_was_longer_keeps_larger_ones_as_long() -
             for once_s, each_s, more_s in ((1.2e-3, 5e-3, 4e-3), (2e-3, 1e-2, copies_s))
         )
         grown = min(forward_s[1] / forward_s[0], backward_s[1] / backward_s[0])
-        costs = CostModel(machine, num_draws=2, seed=0)
+        costs = CostModel(machine, num_draws=2)
         found = costs.slowest(replace(HEAVY, noise=noise), layout)
         assert found == pytest.approx([30 / grown] * 2)
         assert costs.slowest(HEAVY, replace(layout, dp=1)).tolist() == [1.0, 1.0]

@@ -40,7 +40,7 @@ def cluster() -> Cluster:
 
 
 def network(machine: Machine, of: Cluster | None = None, *, num_draws: int = 1) -> Network:
-    return CostModel(profile(machine), num_draws=num_draws, seed=0, cluster=of).network
+    return CostModel(profile(machine), num_draws=num_draws, cluster=of).network
 
 
 def seconds(of: Network, size_bytes: int, *group: int, kind: str = "all_reduce") -> float:
@@ -115,7 +115,7 @@ def test_a_ring_has_the_rate_of_its_largest_message_beyond_its_shortest() -> Non
 
 def joined(words: str, machine: MeasuredMachine) -> Network:
     of = open_cluster(words, measured=tier_between_nodes(machine))
-    return existing(CostModel(machine, num_draws=1, seed=0, cluster=of).network)
+    return existing(CostModel(machine, num_draws=1, cluster=of).network)
 
 
 def test_links_between_nodes_are_measured_where_the_file_says_so() -> None:
@@ -177,7 +177,7 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(rate: float, *, measured
     tiers = (replace(adding, name=name), replace(FABRIC, of=name, link_bytes_per_s=rate))
     of = Cluster(name="adding", tiers=tiers)
     machine = replace(profile(Machine()), backend="nccl")
-    found = existing(CostModel(machine, num_draws=1, seed=0, cluster=of).network)
+    found = existing(CostModel(machine, num_draws=1, cluster=of).network)
     starts_s = 5 * start_s(16 * MIB, 8, library="nccl")
     first_s, inside_s = SWITCH_LATENCY_S + float(starts_s), 16 * MIB * (1 + 1 / 4) / (0.8 * 1e9)
     if measured:
@@ -230,7 +230,7 @@ def test_ranks_without_a_cluster_fill_nodes_that_were_counted(
     """Eight devices on a node: nine ranks need two; of several nodes the groups that were measured tell."""
     counted: dict[str, object] = {"virtual": {"devices_per_node": 8}}
     machine = replace(profile(Machine()), backend="nccl", num_nodes=num_nodes, environment=counted)
-    found = existing(CostModel(machine, num_draws=1, seed=0).network)
+    found = existing(CostModel(machine, num_draws=1).network)
     known = found.messages["all_reduce"]()
     assert seconds(found, 512, 9) == pytest.approx(float(known.group_s(512, 9, nodes=nodes)[0]))
     assert known.group_s(512, 9, nodes=2)[0] != pytest.approx(known.group_s(512, 9, nodes=1)[0])
@@ -252,7 +252,7 @@ def test_groups_of_several_nodes_are_known_as_such(
         ranks_per_node=within,
         collectives=(*two, *four),
     )
-    found = existing(CostModel(machine, num_draws=1, seed=0).network)
+    found = existing(CostModel(machine, num_draws=1).network)
     known = found.messages["all_reduce"]()
     assert isinstance(known, LinkCost)
     assert known.nodes == nodes
@@ -350,7 +350,7 @@ def test_measured_links_stand_only_for_their_like(
         profile(Machine(world_size=4)), num_nodes=num_nodes, ranks_per_node=ranks_per_node
     )
     of = Cluster(name="any", tiers=tiers)
-    found = CostModel(document, num_draws=1, seed=0, cluster=of).network
+    found = CostModel(document, num_draws=1, cluster=of).network
     assert found.measured_tier == place
 
 
@@ -373,7 +373,7 @@ def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
         profile(Machine()), backend="nccl", num_nodes=num_nodes, ranks_per_node=2 // num_nodes
     )
     of = Cluster(name="one", tiers=(replace(NODE, count=8),))
-    found = existing(CostModel(document, num_draws=1, seed=0, cluster=of).network)
+    found = existing(CostModel(document, num_draws=1, cluster=of).network)
     filed_s = 8e-6 + 14 * (1e-4 - 12e-6 + 2**13 * 1e-9 / 0.9375)
     inside_s = found.messages["all_reduce"]().group_s(2**16, 8, nodes=1) if num_nodes == 1 else None
     ring_s = filed_s if inside_s is None else float(inside_s[0])
@@ -445,7 +445,7 @@ def test_a_kind_that_was_measured_comes_out_as_it_was(kind: str) -> None:
     whole = document.collectives[0]
     slow = tuple(replace(p, time_s=3 * p.time_s) for p in whole.points)
     collectives = (*document.collectives, replace(whole, collective=kind, points=slow))
-    found = CostModel(replace(document, collectives=collectives), num_draws=1, seed=0).network
+    found = CostModel(replace(document, collectives=collectives), num_draws=1).network
     point = slow[-2]
     assert seconds(found, int(point.at), 2, kind=kind) == pytest.approx(point.time_s)
     assert found.evidence([int(point.at)], Group(2), kind=kind) is Evidence.INTERPOLATED
@@ -459,7 +459,7 @@ def test_a_group_of_one_tells_nothing_of_links() -> None:
     document = profile(Machine())
     lone = [replace(c, world_size=1) for c in document.collectives]
     both = replace(document, collectives=(*lone, *document.collectives))
-    found = CostModel(both, num_draws=1, seed=0).network
+    found = CostModel(both, num_draws=1).network
     for kind in ("all_reduce", "broadcast"):
         alone_s = network(Machine()).time_s(kind, 4 * MIB, Group(4))
         assert found.time_s(kind, 4 * MIB, Group(4)) == pytest.approx(alone_s)
@@ -469,7 +469,7 @@ def test_links_between_machines_of_one_device_are_no_links_inside_a_node() -> No
     """Two machines were measured: sixteen on the same switch are spread over nodes, where trees are no chains."""
     document = replace(profile(Machine()), backend="nccl", num_nodes=2, ranks_per_node=1)
     rack = Cluster(name="rack", tiers=(RACK,))
-    found = CostModel(document, num_draws=1, seed=0, cluster=rack).network
+    found = CostModel(document, num_draws=1, cluster=rack).network
     assert found.measured_tier == 0
     spread_s, inside_s = (
         found.messages["all_reduce"]().group_s(64, 16, nodes=nodes) for nodes in (None, 1)

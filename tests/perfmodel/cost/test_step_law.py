@@ -308,7 +308,7 @@ def test_what_a_step_takes_of_the_host_by_itself_comes_once_in_all_micro_batches
         machine = replace(profile(Machine()), device_costs=costs)
         workload = workload_by_law(costs, WORKLOAD, traced())
         program = compile_step(workload.workload, layout, asynchronous=True)
-        terms = CostModel(machine, num_draws=2, seed=0).terms(workload, layout, program)
+        terms = CostModel(machine, num_draws=2).terms(workload, layout, program)
         of_host = list(program.on_stream(Stream.HOST))
         host_s.append(terms.durations(program)[of_host, 0].sum())
     assert host_s[1] - host_s[0] == pytest.approx(100 * costs.constants["host_s"])
