@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeAlias
 
@@ -43,6 +44,8 @@ INSIDE: Final = (0.04, 0.05)
 BETWEEN_NODES: Final = (0.01, 0.05)
 _LEAST_UNCERTAINTY: Final = 0.005
 _FEWEST: Final = 5
+#: Series whose losses are kept: all others ask for them again.
+_MOST_CACHED: Final = 4096
 #: Standard deviations, in log, of what losses inside a node have in common: all of them, those on one machine, those
 #: of steps about as long (within a factor of e); of one alone. Chosen with models left out (seen).
 _IN_COMMON: Final = (3.0, 1.0, 1.0, 0.5)
@@ -222,6 +225,7 @@ def _told(
     ]
 
 
+@lru_cache(_MOST_CACHED)
 def inside_loss(one: Series) -> float | None:
     """What two devices of a node lose, by the ring of the fewest and the most of its devices."""
     last = int(np.sum(one.devices <= one.per_node)) - 1
@@ -231,12 +235,19 @@ def inside_loss(one: Series) -> float | None:
     return float(grown / one.terms(one.devices)[last, 0])
 
 
+@lru_cache(_MOST_CACHED)
 def between_loss(one: Series) -> float | None:
     """What a doubling of the nodes costs, in units of the first step."""
     first = max(int(np.sum(one.devices <= one.per_node)) - 1, 0)
     doublings = one.doublings(one.devices)
     more = doublings[-1] - doublings[first]
     return float((one.step[-1] - one.step[first]) / one.step[0] / more) if more else None
+
+
+#: Series are told by all others, with the cube of their number.
+_MOST_RUNS: Final = 1000
+_MOST_DEVICES: Final = 2**20
+_MOST: Final = 1e15
 
 
 class _Setting(NamedTuple):
@@ -310,8 +321,9 @@ def read_series(table: Path) -> tuple[list[Series], list[str]]:
             unknown |= set(cells) - {"devices", *_COLUMNS, ""}
             setting, count, step = _run(f"{table}: line {line}", cells)
             runs[setting][count][line] = step
-    if not runs:
-        raise InvalidDocument(f"{table}: must hold at least one run, got none")
+    num_runs = sum(len(alike) for by_count in runs.values() for alike in by_count.values())
+    if not 0 < num_runs <= _MOST_RUNS:
+        raise InvalidDocument(f"{table}: must hold 1 to {_MOST_RUNS:,} runs, got {num_runs:,}")
     notes = [f"columns not read: {', '.join(sorted(unknown))}"] if unknown else []
     return [_series(table, setting, by_count) for setting, by_count in runs.items()], notes
 
@@ -319,7 +331,9 @@ def read_series(table: Path) -> tuple[list[Series], list[str]]:
 def _run(where: str, cells: Mapping[str, str]) -> tuple[_Setting, int, float]:
     """Setting, number of devices and device-seconds per sample of a row."""
 
-    def number(name: str, parse: Callable[[str], float] = decimal) -> float | None:
+    def number(
+        name: str, parse: Callable[[str], float] = decimal, most: float = _MOST
+    ) -> float | None:
         text = cells.get(name, "").strip()
         if not text:
             return None
@@ -327,12 +341,12 @@ def _run(where: str, cells: Mapping[str, str]) -> tuple[_Setting, int, float]:
             found = parse(text)
         except ValueError as error:
             raise InvalidDocument(f"{where}: {name}: {error}") from error
-        if not 0 < found < math.inf:
-            raise InvalidDocument(f"{where}: {name}: must be finite and > 0, got {text}")
+        if not 1 / _MOST <= found <= most:
+            raise InvalidDocument(f"{where}: {name}: must be > 0 and <= {most:g}, got {text}")
         return found
 
     count, rate, step_s, batch = (
-        number("devices", whole),
+        number("devices", whole, _MOST_DEVICES),
         *(number(name) for name in ("samples_per_s", "step_time_s", "batch")),
     )
     if count is None:
@@ -341,7 +355,7 @@ def _run(where: str, cells: Mapping[str, str]) -> tuple[_Setting, int, float]:
         raise InvalidDocument(
             f"{where}: must have samples_per_s, or step_time_s with batch (samples of one device), got neither"
         )
-    per_node = number("devices_per_node", whole) or DEVICES_PER_NODE
+    per_node = number("devices_per_node", whole, _MOST_DEVICES) or DEVICES_PER_NODE
     model, machine, precision = (
         cells.get(name, "").strip() for name in ("model", "machine", "precision")
     )

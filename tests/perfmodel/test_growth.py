@@ -209,9 +209,15 @@ def test_other_models_of_the_table_tell_what_more_nodes_cost(
     ("text", "words"),
     [
         ("gpus,samples_per_s\n1,400\n", "got none named devices"),
-        ("devices,samples_per_s\n", "must hold at least one run, got none"),
+        ("devices,samples_per_s\n", "must hold 1 to 1,000 runs, got 0"),
+        ("devices,samples_per_s\n" + 1001 * "1,4\n", "must hold 1 to 1,000 runs, got 1,001"),
         ("devices,samples_per_s\n1,fast\n", "line 2: samples_per_s: must be a number, got 'fast'"),
-        ("devices,samples_per_s\n1,-4\n", "samples_per_s: must be finite and > 0, got -4"),
+        ("devices,samples_per_s\n1,-4\n", "samples_per_s: must be > 0 and <= 1e+15, got -4"),
+        ("devices,samples_per_s\n1,nan\n", "samples_per_s: must be > 0 and <= 1e+15, got nan"),
+        (
+            "devices,samples_per_s\n2000000,4\n",
+            "devices: must be > 0 and <= 1.04858e+06, got 2000000",
+        ),
         ("devices,samples_per_s\n,4\n", "devices: must be a whole number, got nothing"),
         ("devices,samples_per_s\n1.5,4\n", "line 2: devices: must be a whole number"),
         (

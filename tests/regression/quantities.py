@@ -46,6 +46,7 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         **_each(_POINT, "points.*.", "points/*/"),
         "evidence": "points/-1/evidence",
     },
+    "growth": _each("samples_per_s efficiency", "series.*.*.", "series/*/points/*/"),
     "layout": _each(_LAYOUT, "", "points/0/"),
     "layouts": _each("feasible=num_feasible fitting=num_fitting")
     | _each(
