@@ -356,12 +356,13 @@ def fit_operators(
     *,
     workloads: Sequence[MeasuredWorkload],
     rates: Sequence[ComputeRate],
+    run_log_error: float = 0.0,
     on_gpu: bool = False,
 ) -> OperatorCosts | None:
     """Everything that times traced workloads, or ``None`` where no operator was timed.
 
-    ``workloads`` are reference models with their real steps: how far sums of operators are off. ``on_gpu``:
-    Kernels of all families start alike.
+    ``workloads`` are reference models with their real steps: how far sums of operators are off. ``run_log_error``:
+    How far one run is off the mean of many. ``on_gpu``: Kernels of all families start alike.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
@@ -393,7 +394,7 @@ def fit_operators(
     return replace(
         draft,
         replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
-        curve_log_error=_left_out_error(draft, layers, layers_s, by_layer, kernels)
+        curve_log_error=_left_out_error(draft, layers, layers_s, by_layer, kernels, run_log_error)
         or _sum_error(unseen, replays, workloads, use_measured=False),
     )
 
@@ -500,12 +501,15 @@ def _left_out_error(
     layers_s: Sequence[Sequence[Seconds]],
     timings: Sequence[Timings],
     kernels: KernelCosts | None,
+    run_log_error: float,
 ) -> float | None:
     """Error of curves for models that they have not seen, beyond what the curves say of themselves.
 
-    Drawn models are left out in groups; squares of log errors of their passes, less the variance that
-    the curves own up to, are averaged. ``None`` without drawn models. ``layers_s``, ``timings``: typical times of
-    each layer's operators, and the same by family.
+        error^2 = mean of (log(sum of curves / sum of timings)^2 - curves' own^2) - run^2
+
+    Drawn models are left out in groups, and each pass is one sum. A model was timed in one run. How far that is off
+    the mean of many is no error of curves: an answer adds it for the run that it predicts. ``None`` without drawn
+    models. ``layers_s``, ``timings``: typical times of each layer's operators, and the same by family.
     A GPU's prior for calls far from timings is no part of it: it would lower the error of all others.
     """
     drawn = [index for index, entry in enumerate(layers) if entry.model is not None]
@@ -537,7 +541,8 @@ def _left_out_error(
                     continue
                 error = math.log(max(found[model].time_s, _SMALLEST_S) / max(real_s, _SMALLEST_S))
                 excess.append(error**2 - found[model].relative_error ** 2)
-    return max(_SMALLEST_ERROR, math.sqrt(max(0.0, float(np.mean(excess)))))
+    square = float(np.mean(excess)) - run_log_error**2
+    return max(_SMALLEST_ERROR, math.sqrt(max(0.0, square)))
 
 
 def _sum_error(

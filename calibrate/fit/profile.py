@@ -101,7 +101,11 @@ def fit_profile(
         ),
     )
     operators = fit_operators(
-        observations, workloads=draft.workloads, rates=draft.rates, on_gpu=draft.asynchronous
+        observations,
+        workloads=draft.workloads,
+        rates=draft.rates,
+        run_log_error=draft.repeatability.run_of(1),
+        on_gpu=draft.asynchronous,
     )
     replays = _of(observations, ReplayObservation)
     view_s = next((rate.time_s for rate in draft.rates if rate.probe == "view"), None)

@@ -3,7 +3,8 @@
 ``python -m tests.benchmarks.rejudge docs/records/network``, or ``validation``, which fits ``docs/records/calibration``
 again first. ``... validation --without PART``, or ``all``, fits it without one part at a time. A part pays if it gains
 0.5 points of MAPE or 5 points of coverage. ``... FILE.jsonl.xz``: how well plain loops predict plain loops.
-``docs/records/others``: how many runs of each campaign intervals hold, by estimators like today's of all others.
+``docs/records/others``: how many runs of each campaign intervals hold, by estimators like today's of all others, and
+by curves if recorded widths are scaled to hold 90 % of all others.
 """
 
 import argparse
@@ -168,15 +169,42 @@ def _say_held(name: str, before: int, held: int, count: int, parts: FloatArray) 
     )
 
 
+def _verdicts(folder: Path, own: str, kind: str) -> Iterator[Path]:
+    """Of every campaign, the record's first."""
+    for name in (own, "others"):
+        yield from sorted((folder / name).glob(f"{kind}*.json"))
+
+
+def _curves(folder: Path) -> None:
+    """Drawn models by curves: by how much intervals, of older code, are too wide or too narrow.
+
+    The mean half-width of each campaign, in log, and the share of theirs within which 90 % of all others lie.
+    """
+    campaigns = []
+    for path in _verdicts(folder, "models", "models-curves"):
+        rows = ModelsValidationDocument.read(path).models
+        reaches = [_reach(row.predicted_s, row.measured_s) for row in rows]
+        half = float(np.mean([_log_half(row.predicted_s) for row in rows]))
+        campaigns.append((path.stem, np.array(reaches), half, sum(row.is_covered for row in rows)))
+    for left, (name, own, half, before) in enumerate(campaigns):
+        others = np.concatenate([r for at, (_, r, *_) in enumerate(campaigns) if at != left])
+        scale = float(np.quantile(others, 0.9))
+        _say_held(name, before, int((own < scale).sum()), len(own), np.array([half, scale]))
+
+
+def _reach(predicted: Interval, measured: float) -> float:
+    """How far a run lies from the nominal, over how far the interval reaches on its side; in log."""
+    end = predicted.p95 if measured > predicted.nominal else predicted.p5
+    return math.log(measured / predicted.nominal) / math.log(end / predicted.nominal)
+
+
 def _in_place(folder: Path) -> None:
     """Steps trained in place, by an estimator like theirs: the scatter of the judged loops in place of the trainings'.
 
     Variance = a scatter^2 + c, heavy tailed. Predictions have 1.43 run_log_error^2 + 0.05^2 and know no loop.
     """
     campaigns = []
-    for path in sorted(
-        p for name in ("models", "others") for p in (folder / name).glob("models-measured*.json")
-    ):
+    for path in _verdicts(folder, "models", "models-measured"):
         rows = ModelsValidationDocument.read(path).models
         squares = [row.measured_relative_error**2 * row.num_repetitions for row in rows]
         errors = np.log1p([row.signed_error for row in rows])
@@ -205,9 +233,7 @@ def _steps(folder: Path) -> None:
     2 c^2 = alone^2 + together^2 - speed-up^2. Two campaigns of a law without noise take the median of the others.
     """
     campaigns = []
-    for path in sorted(
-        p for name in ("validation", "others") for p in (folder / name).glob("validation*.json")
-    ):
+    for path in _verdicts(folder, "validation", "validation"):
         verdict = ValidationDocument.read(path)
         steps = {row.setting: row for row in verdict.settings}
         pairs = [
@@ -280,6 +306,7 @@ if __name__ == "__main__":
         _halves(asked.record)
     elif asked.record.name == "others":
         _in_place(asked.record.parent)
+        _curves(asked.record.parent)
         _steps(asked.record.parent)
     elif asked.without is None:
         (_network if asked.record.name == "network" else _validation)(asked.record)
