@@ -65,7 +65,7 @@ def goodput(
     if replacement_hours and spares is None:
         raise UsageError("--replacement-hours: means nothing without --spares; give both")
     from perfmodel.engine.job import Job
-    from perfmodel.plan.goodput import best_interval_or_work_s
+    from perfmodel.plan.goodput import best_interval_of
     from perfmodel.plan.goodput import goodput as use_case
 
     causes = _causes(cause or (), mtbf_device_hours, takes_node=spares is not None)
@@ -86,7 +86,9 @@ def goodput(
         replacement_s=replacement_hours * HOUR_S,
     )
     if checkpoint_interval_s is None:
-        job = replace(job, checkpoint_interval_s=best_interval_or_work_s(job))
+        # The whole job where saving never pays.
+        best_s = min(best_interval_of(job) or math.inf, job.work_s)
+        job = replace(job, checkpoint_interval_s=best_s)
     with working("goodput"):
         document = use_case(
             job,

@@ -20,7 +20,7 @@ import numpy as np
 
 from perfmodel.documents import asked_by
 from perfmodel.documents.budget import BatchDocument, BatchOutlook
-from perfmodel.errors import WrongArgument, check_positive
+from perfmodel.errors import WrongArgument
 from perfmodel.statistics import FloatArray, Interval
 
 #: Equally likely widths of the knee.
@@ -45,10 +45,6 @@ class BatchPoint:
     samples: float
     """Samples until the target; epochs or tokens serve as well, in the same unit for all points."""
 
-    def __post_init__(self) -> None:
-        check_positive("batch", self.batch)
-        check_positive("samples", self.samples)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convergence:
@@ -71,7 +67,6 @@ class Convergence:
 
     def samples(self, batch: float) -> Interval:
         """Samples until the target in one more tuned run, in the unit of the points."""
-        check_positive("batch", batch)
         logs = self.log_samples_min + self._log_growth(batch)
         spread = math.hypot(TUNING_SPREAD, self.log_level_error)
         density = np.exp(-0.5 * _DEVIATES**2)
@@ -82,8 +77,6 @@ class Convergence:
 
     def samples_ratio(self, batch: float, *, reference: float) -> Interval:
         """Samples of one batch over those of another, by the law alone (without tuning's scatter)."""
-        check_positive("batch", batch)
-        check_positive("reference", reference)
         return _quantiles(self._log_growth(batch) - self._log_growth(reference), self.weights)
 
     def _log_growth(self, batch: float) -> FloatArray:
@@ -144,8 +137,6 @@ def batch_outlook(
     ``batches``: Further ones to look at; those that were run are always shown.
     ``samples_per_s``: By batch, measured or predicted.
     """
-    for batch, rate in samples_per_s.items():
-        check_positive(f"samples_per_s of batch {batch:g}", rate)
     run = {point.batch: point.samples for point in points}
     law = fit_convergence(points)
     outlooks = tuple(

@@ -97,18 +97,13 @@ def goodput(
         unplanned_stops=Interval.of(courses.unplanned_stops.astype(float)),
         stops_mean={name: float(row.mean()) for name, row in courses.stops.items()},
         spent_mean_s={a.value: float(courses.spent_s[a].mean()) for a in Activity},
-        best_interval_s=_best_interval_s(job),
+        best_interval_s=best_interval_of(job),
         deadline_s=deadline_s,
         deadline_probability=(
             None if deadline_s is None else float((elapsed_s <= deadline_s).mean())
         ),
         caveats=tuple(_caveats(job, mtbf_stops)),
     )
-
-
-def best_interval_or_work_s(job: Job) -> Seconds:
-    """Best checkpoint interval by the formula, or the whole job where saving never pays. [s]"""
-    return min(_best_interval_s(job) or math.inf, job.work_s)
 
 
 def _refuse_hopeless(job: Job, *, rate_factor: float, most_stops: float) -> None:
@@ -133,7 +128,8 @@ def _refuse_hopeless(job: Job, *, rate_factor: float, most_stops: float) -> None
         )
 
 
-def _best_interval_s(job: Job) -> Seconds | None:
+def best_interval_of(job: Job) -> Seconds | None:
+    """Best checkpoint interval by the formula; None if nothing fails, or a checkpoint costs nothing. [s]"""
     write_s, mtbf_s = job.checkpoint_write_s, job.mtbf_s
     if math.isinf(mtbf_s) or write_s == 0:
         return None
@@ -173,7 +169,12 @@ def compare_costs(
     if not isinstance(budget, Budget):
         budget = read_budget(Path(budget), today=today)
     items = purchase_items(budget.buy)
-    buy = purchase_cost(items)
+    # Owning as a line: only energy depends on use.
+    buy = YearlyCost(
+        name="buy",
+        fixed=items.depreciation + items.idle_energy + items.staff + items.upkeep,
+        per_utilisation=items.working_energy,
+    )
     options = [_option(buy, None, budget)]
     for rental in budget.rent:
         rent = rental_cost(rental, budget)
@@ -205,15 +206,6 @@ def purchase_items(buy: Purchase) -> PurchaseItems:
         working_energy=full_energy * (1 - buy.idle_power_fraction),
         staff=buy.staff_price.value,
         upkeep=capital * buy.upkeep_fraction,
-    )
-
-
-def purchase_cost(items: PurchaseItems) -> YearlyCost:
-    """Owning as a line: only energy depends on use."""
-    return YearlyCost(
-        name="buy",
-        fixed=items.depreciation + items.idle_energy + items.staff + items.upkeep,
-        per_utilisation=items.working_energy,
     )
 
 

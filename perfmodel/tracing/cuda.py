@@ -74,7 +74,12 @@ class AsOnCuda(TorchFunctionMode):
             args, keywords = _cast((args, keywords), half)
         elif half is not None and name in _SINGLE:
             args, keywords = _cast((args, keywords), torch.float32)
-        elif half is not None and name in _SINGLE_RESULT and _first_dtype(args) in _HALF_TYPES:
+        elif (
+            half is not None
+            and name in _SINGLE_RESULT
+            and args
+            and getattr(args[0], "dtype", None) in _HALF_TYPES
+        ):
             keywords["dtype"] = keywords.get("dtype") or torch.float32
         if half is not None and func is functional.cross_entropy and len(args) <= 3:
             return _cross_entropy(*args, **keywords)
@@ -140,10 +145,6 @@ def _cast(value: Any, after: torch.dtype) -> Any:
     return tree_map_only(
         Tensor, lambda each: each.to(after) if each.dtype in known else each, value
     )
-
-
-def _first_dtype(args: tuple[Any, ...]) -> torch.dtype | None:
-    return args[0].dtype if args and isinstance(args[0], Tensor) else None
 
 
 def _attention(  # noqa: PLR0913 - the same
