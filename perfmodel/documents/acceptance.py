@@ -219,11 +219,6 @@ class AcceptanceDocument(Shown, Document):
     unmeasured: tuple[str, ...]
     """Links and devices that nothing is said about, and logs that no clause is about, in sentences."""
 
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """Names of the clauses that are broken beyond uncertainty."""
-        return self.having(Verdict.FAILED)
-
     def having(self, verdict: Verdict) -> tuple[str, ...]:
         """Names of the clauses with that verdict."""
         return tuple(e.clause.name for e in self.judged if e.verdict is verdict)

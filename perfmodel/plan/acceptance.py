@@ -186,9 +186,10 @@ def _collectives(job: BoughtJob) -> Iterator[Promise]:
             delivered_error=error,
         )
         times_s = partial(network.time_s, kind, size_bytes)
-        ratio_to = partial(_ratio, times_s, ranks)
         found, on = _of_logs(job.reference.collectives, clause)
-        found = _scaled(found, *ratio_to(on)) if found else drawn(times_s(Group(ranks)))
+        found = (
+            _scaled(found, *_ratio(times_s, ranks, on)) if found else drawn(times_s(Group(ranks)))
+        )
         parts = tuple(n for n in _parts(question) if on < n <= ranks)
         told = f"give {RUNS} nccl-tests logs of {{devices}} such devices (--log)"
         yield Promise(
@@ -196,7 +197,7 @@ def _collectives(job: BoughtJob) -> Iterator[Promise]:
             found=as_busbw(found, clause),
             remedy=told if parts else "give more nccl-tests logs (--log)",
             parts=parts,
-            error_of_part=lambda part, ratio_to=ratio_to: math.hypot(ratio_to(part)[1], error),
+            error_of_part=partial(_error_of_logs, times_s, ranks, error),
         )
 
 
@@ -204,6 +205,12 @@ def _ratio(times_s: Callable[[Group], Samples], ranks: int, part: int) -> tuple[
     """A collective of ``ranks`` ranks over that of ``part`` of them, and its standard error in log."""
     found = drawn(times_s(Group(ranks)) / times_s(Group(part)))
     return found.value, found.log_error
+
+
+def _error_of_logs(
+    times_s: Callable[[Group], Samples], ranks: int, error: float, part: int
+) -> float:
+    return math.hypot(_ratio(times_s, ranks, part)[1], error)
 
 
 def _of_logs(logs: Sequence[MeasuredCollective], clause: Clause) -> tuple[Quantity | None, int]:

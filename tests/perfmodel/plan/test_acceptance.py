@@ -109,7 +109,7 @@ def test_uncertainty_decides_what_can_be_called(gemm: float, expected: Verdict) 
 def test_a_slow_network_breaks_its_clauses_and_no_other() -> None:
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
     document = judge(terms, Delivery(machine=machine(s_per_byte=1.5e-9)))
-    assert document.failed == ("all-reduce busbw at 7 MiB, 2 ranks",)
+    assert document.having(Verdict.FAILED) == ("all-reduce busbw at 7 MiB, 2 ranks",)
     [broken] = [entry for entry in document.judged if entry.verdict is Verdict.FAILED]
     assert broken.suspects[0].startswith("link: busbw of the largest all-reduce by group: 2 ranks")
 
