@@ -1,4 +1,4 @@
-"""Commands that measure: doctor, calibrate, fit, network. They import torch-side code lazily."""
+"""Commands that measure: doctor, calibrate, fit. They import torch-side code lazily."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One question in, one answer out: what the server, the export and the tests call.
+"""One question in, one answer out: what the server and the tests call.
 
 Numbers come from the functions of ``perfmodel whatif`` and ``perfmodel predict --layout``.
 """
