@@ -6,6 +6,7 @@ broken invariants are ``assert``. NaN fails every guard.
 """
 
 import difflib
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -84,6 +85,9 @@ def why(error: Exception) -> str:
     """Why a file cannot be read, without Python's numbers and without its name once more."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, json.JSONDecodeError):
+        said = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
+        return f"it is no JSON ({said}, line {error.lineno}, column {error.colno})"
     if isinstance(error, UnicodeDecodeError):
         return f"it is no text ({error.reason} at byte {error.start})"
     return str(error)

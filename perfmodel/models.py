@@ -2,7 +2,7 @@
 
 import re
 import sys
-from contextlib import redirect_stdout, suppress
+from contextlib import chdir, redirect_stdout, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,8 +180,8 @@ def traced_document(  # noqa: PLR0913 - one parameter per part of a step
         source = find_source(model, size, option=where)
         return trace_model(source, method, micro_batch=micro_batch, casts=casts)
 
-    # What a user's code prints is no part of the answer.
-    with collector_paused(), redirect_stdout(sys.stderr):
+    # What a user's code prints is no part of the answer, and answers are written where the command runs.
+    with collector_paused(), redirect_stdout(sys.stderr), chdir("."):
         if ".py" not in model:
             with suppress(UntraceableModel, ImportError), without_compiler():
                 return document_of(trace())

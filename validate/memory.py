@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -21,7 +21,7 @@ from calibrate.environment import describe_environment, place
 from calibrate.gpus import refuse_used
 from calibrate.launch import LaunchFlags
 from calibrate.locks import machine_to_itself, work_folder
-from perfmodel.documents import Record, Text, checked
+from perfmodel.documents import FirstVersion, Record, Text, checked
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError, reading
 from perfmodel.files import read_json, write_atomically
@@ -191,7 +191,7 @@ def _written(folder: Path, name: str, config: dict[str, Any]) -> Path:
 class _Runs(Record):
     """The file of all runs."""
 
-    schema_version: Literal[1]
+    schema_version: FirstVersion
     runs: Annotated[tuple[MemoryRun, ...], Field(min_length=1)]
 
 

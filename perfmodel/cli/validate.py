@@ -191,9 +191,9 @@ def validate_memory(
     from perfmodel.models import refuse_without_torch
     from validate import memory as use_case
 
+    refuse_without_torch("validate memory")
     chosen = tuple(models) or use_case.MODELS
     if unfamiliar := [name for name in chosen if name not in use_case.MODELS]:
-        refuse_without_torch("--models")
         from perfmodel.tracing.sources import find_source
 
         for name in unfamiliar:  # before anything is measured
@@ -264,8 +264,10 @@ def validate_network(
     seed: opt.Seed = 1,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links; fit some, judge by the rest."""
+    from perfmodel.models import refuse_without_torch
     from validate.testbed import network as use_case
 
+    refuse_without_torch("validate network")
     request = opt.asked(use_case.NetworkRequest, context, folder=out)
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator, from_json, to_json
 
 from perfmodel.errors import (
@@ -45,6 +45,16 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 Text = Annotated[str, Field(min_length=1)]
 
+
+def _no_truth_value(found: object) -> object:
+    if isinstance(found, bool):
+        raise ValueError("must be 1")  # noqa: TRY004 - pydantic's
+    return found
+
+
+#: Schema version of files that have had one alone; pydantic would take ``true`` for it.
+FirstVersion = Annotated[Literal[1], BeforeValidator(_no_truth_value)]
+
 #: Built when first used: most commands need few of all documents.
 STRICT = ConfigDict(
     frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants", defer_build=True
@@ -57,6 +67,9 @@ _TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 #: Pydantic's names of errors.
 _UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_KIND: Final = "union_tag_not_found"
+_MISSING: Final = "missing"
+#: How pydantic begins to say a rule.
+_SHOULD: Final = re.compile(r"^\w+ should ")
 #: Further keys that a message names.
 _MOST_NAMED: Final = 4
 #: Keys that tell kinds of files which lie beside each other.
@@ -159,7 +172,7 @@ class Document(Record):
             else:
                 found = validated(cls, unsealed_content(raw))
         except ValidationError as error:
-            is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
+            is_older = any(one["type"] == _MISSING for one in error.errors(include_url=False))
             raise cls.unreadable(
                 f"{where}: {first_problem(error, cls)}{remade if is_older else ''}"
             ) from error
@@ -328,14 +341,16 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
         missing = [
             str(one["loc"][-1])
             for one in problems
-            if one["type"] == "missing" and one["loc"][:-1] == tuple(parent)
+            if one["type"] == _MISSING and one["loc"][:-1] == tuple(parent)
         ]
         optional = () if model is None else _keys_at(model, parent)
         near = did_you_mean(str(key), missing) or did_you_mean(str(key), optional)
         return f"{where}: unknown key{_got(problem['input'])}{near}{more}"
     if problem["type"] == _NO_KIND:
         return f"{where}: must have the key {problem['ctx']['discriminator']}, got none{more}"
-    rule = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == _MISSING:
+        return f"{where}: must be given{more}"
+    rule = _SHOULD.sub("must ", problem["msg"].removeprefix("Value error, "))
     return f"{where}: {rule}{_got(problem['input'])}{more}"
 
 

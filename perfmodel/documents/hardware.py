@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.documents import Record, Text, checked, read_toml
+from perfmodel.documents import FirstVersion, Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument, UsageError, did_you_mean
 from perfmodel.machine import DEVICE, NODE, Cluster, Tier, chained
 from perfmodel.statistics import NonNegative, Share
@@ -149,7 +149,7 @@ class LinkSheet(Record):
 class Catalogue(Record):
     """Devices and links."""
 
-    schema_version: Literal[1]
+    schema_version: FirstVersion
     sources: dict[str, Source]
     devices: tuple[DataSheet, ...]
     links: tuple[LinkSheet, ...]
@@ -263,7 +263,7 @@ class TierEntry(Record):
 class ClusterFile(Record):
     """A cluster as it is written."""
 
-    schema_version: Literal[1]
+    schema_version: FirstVersion
     name: Text
     devices: PositiveInt
     """Of all tiers together: a check of their counts."""

@@ -29,8 +29,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from perfmodel.documents import first_problem
-from perfmodel.errors import PerfModelError
+from perfmodel.documents import first_problem, validated
+from perfmodel.errors import PerfModelError, why
+from perfmodel.files import parse_json
 from perfmodel.page import PageQuestion
 from perfmodel.page.answers import Answers
 
@@ -161,7 +162,7 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """Answers 403 to pages of other sites in the browser of this machine, and 503 while the page ends."""
+    """Answers 431 to long headers, 403 to pages of other sites in this machine's browser, 503 while the page ends."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -170,6 +171,11 @@ class Guard:
         """Let through what comes from the page itself, or from no page at all."""
         if scope["type"] == "http":  # a lifespan comes from nobody
             headers = dict(scope["headers"])
+            if sum(len(name) + len(text) for name, text in scope["headers"]) > _MOST_HEADER_BYTES:
+                # h11 limits only those that come in parts
+                refusal = _refusal(431, f"headers must have at most {_MOST_HEADER_BYTES} bytes")
+                await refusal(scope, receive, send)
+                return
             own = b"http://" + headers.get(b"host", b"")
             is_cross = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
             if headers.get(b"origin", own) != own or (is_cross and scope["method"] != "GET"):
@@ -306,9 +312,10 @@ async def _answered(
     if isinstance(raw, Response):
         return raw
     try:
-        question = PageQuestion.model_validate_json(raw)
-    except ValidationError as error:
-        return _refusal(400, first_problem(error))
+        question = validated(PageQuestion, parse_json(raw.decode()))
+    except ValueError as error:
+        said = first_problem(error) if isinstance(error, ValidationError) else why(error)
+        return _refusal(400, said)
     try:
         return await to_thread.run_sync(answer, question, limiter=threads)
     except PerfModelError as error:

@@ -192,6 +192,8 @@ main()
         ("predict --profile {stored} --workload light --plot a.svg", EXIT_FAILURE, "[report]"),
         ("trace resnet18", EXIT_FAILURE, ".[calibrate]"),
         ("doctor", EXIT_FAILURE, ".[calibrate]"),
+        ("validate memory --out {tmp}", EXIT_FAILURE, ".[calibrate]"),
+        ("validate network --out {tmp}", EXIT_FAILURE, ".[calibrate]"),
     ],
 )
 def test_an_installation_without_extras(

@@ -78,6 +78,10 @@ def sparse(): return nn.Linear(4, 3), torch.zeros(1, 4).to_sparse()
 def without_gradients():
     torch.set_grad_enabled(False)
     return good()
+def moving():
+    import os
+    os.chdir("/")
+    return good()
 def empty(): return nn.ReLU(), torch.zeros(1, 4)
 def compiled(): return torch.compile(nn.Linear(4, 3)), torch.zeros(1, 4)
 @torch.library.custom_op("perfmodel_tests::opaque", mutates_args=())
@@ -169,6 +173,14 @@ def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path
         assert {spec.dtype for o in step.operators if o.flop for spec in o.inputs} == {dtype}
         assert {parameter.dtype for parameter in step.parameters} == {"float32"}
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
+
+
+def test_what_a_factory_does_to_the_folder_moves_no_answer(
+    run: Run, factories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(f"trace {factories}:moving --output here.json").exit_code == EXIT_OK
+    assert (tmp_path / "here.json").exists()
 
 
 _CHANGING = """
