@@ -211,6 +211,7 @@ def test_an_installation_without_extras(
         (">/dev/full", EXIT_FAILURE, "No space left on device"),
         (">&-", EXIT_FAILURE, "output is closed"),
         ("| head -1", EXIT_OK, ""),  # a reader that leaves early
+        ("2>&-", EXIT_OK, ""),
     ],
 )
 def test_an_output_that_takes_nothing(stored: Path, end: str, code: int, says: str) -> None:
