@@ -33,7 +33,13 @@ from perfmodel.errors import (
     reading,
     why,
 )
-from perfmodel.files import append_line, read_json, trim_unfinished_line, write_atomically
+from perfmodel.files import (
+    append_line,
+    read_json,
+    read_text,
+    trim_unfinished_line,
+    write_atomically,
+)
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import Seconds
 
@@ -287,7 +293,10 @@ def keep_plan(path: Path, plan: Mapping[str, object]) -> None:
     """Write down what is to be done; if it is written, ``UsageError`` unless it is the same."""
     if not path.exists():
         write_atomically(path, _text(plan))
-    elif path.read_text(encoding="utf-8") != _text(plan):
+        return
+    with reading(path, "plan"):
+        written = read_text(path)
+    if written != _text(plan):
         raise _other_plan(path)
 
 

@@ -1,5 +1,6 @@
 """Whatever happens to a campaign, finished tasks stay finished and nothing is mixed."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -295,6 +296,15 @@ def test_what_failed_on_its_own_is_tried_again_by_resume(campaign: Campaign) -> 
     run(campaign, PlayedWorker(), resume=True)
     assert measured_tasks(campaign) == ["0-1", "0-2", "0-3", "1-1", "1-2", "1-3"]
     assert run(campaign, PlayedWorker(), resume=True).calls == []
+
+
+def test_a_plan_that_is_a_pipe_is_not_waited_for(campaign: Campaign) -> None:
+    run(campaign, PlayedWorker())
+    path = campaign.folder / PLAN
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InvalidDocument, match="must be a regular file"):
+        run(campaign, PlayedWorker(), resume=True)
 
 
 def test_an_edited_plan_is_refused(campaign: Campaign) -> None:
