@@ -66,15 +66,6 @@ def test_faster_messages_never_slow_a_step(
 
 
 @few
-@given(machine=machines, workload=names, cap=caps, scaling=scalings, n=num_devices)
-def test_n_devices_are_never_more_than_n_times_as_fast(
-    machine: Machine, workload: str, cap: float | None, scaling: Scaling, n: int
-) -> None:
-    point = predicted(machine, n, workload=workload, scaling=scaling, bucket_cap_mb=cap)[1]
-    assert existing(point.speedup).nominal <= n * TOLERANCE
-
-
-@few
 @given(machine=machines, workload=names, cap=caps)
 def test_throughput_of_a_rank_never_grows_with_their_number(
     machine: Machine, workload: str, cap: float | None

@@ -4,7 +4,6 @@ import json
 import pkgutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine import Evidence
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run
-from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 MACHINE = profile(Machine(noise=(0.9, 1.0, 1.1), residual=0.03))
 
@@ -48,21 +47,6 @@ def test_predict_says_what_the_command_line_says(run: Run, tmp_path: Path) -> No
     assert ours.caveats == theirs.caveats
     ours.write(tmp_path / "prediction.json")
     assert pm.read_prediction(tmp_path / "prediction.json") == ours
-
-
-def test_documents_and_paths_are_the_same(tmp_path: Path) -> None:
-    as_file(MACHINE).write(tmp_path / "profile.json")
-    assert asdict(pm.read_profile(tmp_path / "profile.json")) == asdict(MACHINE)
-    by_path = pm.explain(str(tmp_path / "profile.json"), "light", devices=4)
-    assert by_path == pm.explain(MACHINE, "light", devices=4)
-    assert by_path.setting.workload == LIGHT.name
-
-
-def test_an_old_calibration_is_a_caveat() -> None:
-    assert not any("calibrate again" in caveat for caveat in pm.predict(MACHINE, "light").caveats)
-    origin = replace(MACHINE.origin, made_utc="2020-01-01T00:00:00+00:00")
-    old = replace(MACHINE, origin=origin)
-    assert "calibration made" in pm.predict(old, "light").caveats[0]
 
 
 def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:

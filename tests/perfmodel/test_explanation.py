@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.explanation import ChangeKind, Explanation, explain
+from perfmodel.explanation import Explanation, explain
 from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.losses import KNEE_GAIN, TARGET_EFFICIENCY, LossCause, with_advice
 from perfmodel.report.prediction import advice_lines, explanation_lines
@@ -43,10 +43,6 @@ def explained(
 
 def lost(explanation: Explanation) -> dict[LossCause, float]:
     return {loss.cause: loss.lost_s for loss in explanation.losses}
-
-
-def gained(explanation: Explanation) -> dict[ChangeKind, float]:
-    return {change.kind: change.gain_s for change in explanation.changes}
 
 
 def test_lost_time_is_what_the_step_has_beyond_its_share_of_the_baseline() -> None:
@@ -94,13 +90,6 @@ def test_contention_bucket_work_stragglers_and_interference_are_found() -> None:
     assert found[LossCause.STRAGGLERS] == pytest.approx((1.1 * 0.2472 + 0.008) * 0.0299, rel=2e-3)
 
 
-def test_interference_is_what_overlap_costs() -> None:
-    """As computed for the prediction: 4.394304 ms with two buckets, both sides at half speed."""
-    machine = Machine(compute_speed=0.5, comm_speed=0.5)
-    found = lost(explained(machine, bucket_cap_mb=4))
-    assert found[LossCause.INTERFERENCE] == pytest.approx(0.004394304)
-
-
 def test_strong_scaling_of_a_light_model_loses_to_work_that_does_not_shrink() -> None:
     """Forward and backward of 8 samples take 3.024 ms, of 4 samples 3.012 ms instead of 1.512 ms.
 
@@ -114,29 +103,6 @@ def test_strong_scaling_of_a_light_model_loses_to_work_that_does_not_shrink() ->
     assert light.losses[0].cause is LossCause.SMALL_BATCH
     assert light.losses[0].lost_s == pytest.approx(0.0016)
     assert LossCause.SMALL_BATCH not in lost(explained(Machine()))
-
-
-def test_changes_are_predicted_by_the_same_model() -> None:
-    """Half the bytes: 4.194304 ms less. Two buckets of 5 MiB: 5 MiB hide, 3 MiB remain.
-
-    Caps of 1 MiB leave one gradient exposed: 7 MiB, 7.340032 ms, less.
-    Micro-batch 32: 0.2 + 161 + 322 + 4 + 8.692704 = 495.892704 ms for twice the samples.
-    Accumulation 4: 4 * 243.2 + 4 + 8.692704 = 985.492704 ms for four times the samples.
-    """
-    found = gained(explained(Machine()))
-    assert found[ChangeKind.COMPRESSION] == pytest.approx(0.004194304)
-    assert found[ChangeKind.BUCKET_CAP] == pytest.approx(0.007340032)
-    assert found[ChangeKind.BUFFERS] == pytest.approx(0.000104096)
-    assert found[ChangeKind.MICRO_BATCH] == pytest.approx(0.255892704 - 0.495892704 / 2)
-    assert found[ChangeKind.ACCUMULATION] == pytest.approx(0.255892704 - 0.985492704 / 4)
-
-
-def test_a_gain_in_time_is_a_gain_in_speedup_over_the_same_baseline() -> None:
-    """Without 7.340032 ms of 255.892704 ms: 2 * 247.2 * (1 / 248.552672 - 1 / 255.892704)."""
-    explanation = explained(Machine())
-    cap = next(c for c in explanation.changes if c.kind is ChangeKind.BUCKET_CAP)
-    expected = 2 * 0.2472 * (1 / 0.248552672 - 1 / 0.255892704)
-    assert cap.gain_speedup == pytest.approx(expected)
 
 
 def test_a_cause_without_a_remedy_says_so() -> None:
@@ -207,10 +173,6 @@ def advised(
     request = Forecast(world_sizes=counts, scaling=scaling, batch=64 if scaling == "strong" else 16)
     document, _ = table(question, request)
     return with_advice(document, question, request)
-
-
-def test_one_device_needs_no_advice() -> None:
-    assert advised(Machine(), 1).scaling_advice is None
 
 
 def test_the_knee_is_where_every_later_doubling_gains_little() -> None:

@@ -15,15 +15,13 @@ from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import step_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Layout, Scaling, Synchronisation, parse_layout, scaled_layouts
-from perfmodel.machine.measured import MeasuredMachine, Repeatability
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
-from perfmodel.step import Cause, Stream, with_waiting_host
+from perfmodel.step import Stream, with_waiting_host
 from perfmodel.step.compile import compile_step
-from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import HEAVY, Machine, profile
-from tests.perfmodel.traces import WORKLOAD, traced
+from tests.perfmodel.traces import traced
 
 
 def points(
@@ -63,65 +61,6 @@ def test_draws_of_many_settings_are_those_of_each_alone(scaling: Scaling) -> Non
     together = predictor.step_draws(workload, settings)
     for setting, step_s in zip(settings, together, strict=True):
         assert np.array_equal(step_s, predictor.step(workload, setting).step_s)
-
-
-def test_one_bucket_is_reduced_behind_the_backward_pass() -> None:
-    """A cap of 100 MiB: 8 MiB reduced in 0.2 + 8.388608 ms, a broadcast of 0.104096 ms before.
-
-    247.2 + 8.588608 + 0.104096 = 255.892704 ms; speed-up 2 * 247.2 / 255.892704 = 1.93206.
-    """
-    (point,) = points(Machine(), 2, bucket_cap_mb=100)
-    assert point.step_s.nominal == pytest.approx(0.255892704)
-    assert existing(point.speedup).nominal == pytest.approx(1.93206, abs=1e-5)
-    assert existing(point.scaling_efficiency).nominal == pytest.approx(0.96603, abs=1e-5)
-    assert point.exposed_comm_s.nominal == pytest.approx(0.008692704)
-    assert point.breakdown_s[Cause.ALL_REDUCE] == pytest.approx(0.008588608)
-
-
-def test_stragglers_are_reported_as_part_of_the_step() -> None:
-    """Ranks that differ by exp(0.1 * 0.5895) = 1.0607 in compute: 247.2 * 0.0607 = 15.0 ms."""
-    (point,) = points(Machine(rank_spread=0.1), 2, bucket_cap_mb=100)
-    assert point.straggler_s == pytest.approx(0.0150, abs=1e-4)
-    assert point.step_s.nominal == pytest.approx(0.255892704 + point.straggler_s)
-
-
-@pytest.mark.parametrize(
-    ("issued", "step_s"), [(0.2, 0.2472), (1 / 3, 0.2472), (1, 0.2472), (1.2, 0.2964), (5, 1.235)]
-)
-def test_a_steady_step_of_an_asynchronous_device_is_the_larger_side(
-    issued: float, step_s: float
-) -> None:
-    """The device takes 0.2 + 81 + 162 + 4 ms, the host its factor of 81 + 162 + 4 ms."""
-    (point,) = points(Machine(asynchronous=True, issued=issued))
-    assert point.step_s.nominal == pytest.approx(step_s)
-    causes = {cause for cause, spent_s in point.breakdown_s.items() if spent_s > 1e-3}
-    assert (causes == {Cause.DISPATCH}) == (issued > 1)
-
-
-def test_the_textbook_pair_small_batches_scale_the_heavy_model_alone() -> None:
-    """Strong scaling of 8 samples, 4 each of two ranks.
-
-    Light alone: 0.2 + 1.008 + 2.016 + 0.5 = 3.724 ms; halved it still takes 3.712 ms, and
-    256 KiB reduced 0.2 + 0.262144 ms: 3.724 / 4.174144 = 0.892, a loss.
-    Heavy alone: 0.2 + 41 + 82 + 4 = 127.2 ms; halved 67.2 ms and, in the default buckets, 7 MiB
-    behind backward 0.2 + 7.340032 ms and the broadcast 0.104096 ms: 127.2 / 74.844128 = 1.6995.
-    """
-    (light,) = points(Machine(), 2, workload="light", scaling="strong", batch=8)
-    (heavy,) = points(Machine(), 2, workload="heavy", scaling="strong", batch=8)
-    assert existing(light.speedup).nominal == pytest.approx(0.892, abs=1e-3)
-    assert existing(heavy.speedup).nominal == pytest.approx(1.6995, abs=1e-3)
-
-
-def test_uncertainty_of_the_parameters_and_of_the_form_widens_the_interval() -> None:
-    """Errors of the model of 10 % either way: nine draws in ten lie within, at its edges."""
-    (sharp,) = points(Machine())
-    (formed,) = points(Machine(residual=0.1))
-    (noisy,) = points(Machine(relative_error=0.1))
-    assert sharp.step_s.p5 == sharp.step_s.p95
-    assert formed.step_s.p95 == pytest.approx(0.2472 * np.exp(0.1))
-    assert formed.step_s.p5 == pytest.approx(0.2472 * np.exp(-0.1))
-    assert noisy.step_s.p5 < 0.95 * noisy.step_s.nominal
-    assert noisy.step_s.p95 > 1.05 * noisy.step_s.nominal
 
 
 def test_several_devices_need_links_and_a_batch_that_divides() -> None:
@@ -180,27 +119,6 @@ def test_which_links_between_nodes_count_is_said() -> None:
     found = caveats_of(machine, 16, links="2 10GB/s, 8 measured")
     assert any("16 devices assume links between nodes as measured" in line for line in found)
     assert not any("cluster file" in line for line in found)
-
-
-def test_a_workload_that_was_never_run_has_no_calibrated_range_to_leave() -> None:
-    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
-    asking = Asking(machine)
-    workload = asking.workload(WORKLOAD, traced())
-    answer = asking.step(workload, Layout(dp=2, micro_batch=100))
-    found = measured_caveats(answer.question, {answer.layout: answer.evidence})
-    assert any("was never run" in line for line in found)
-    assert not any("calibrated range" in line for line in found)
-
-
-@pytest.mark.parametrize(("scatter", "count"), [(0.09, 0), (0.17, 1)])
-def test_predictions_repeat_that_runs_of_the_calibration_scattered(
-    scatter: float, count: int
-) -> None:
-    restless = Repeatability(run={1: 0.02, 2: scatter}, round=0.01, occasion=0.01)
-    machine = replace(profile(Machine()), repeatability=restless)
-    said = caveats_of(machine, 2)
-    words = "runs of one setting differed by 17 %"
-    assert sum(caveat.startswith(words) for caveat in said) == count
 
 
 @pytest.mark.parametrize(("steal", "words"), [(0.04, ()), (0.37, ("CPU steal time was 37 %",))])

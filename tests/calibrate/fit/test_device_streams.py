@@ -1,11 +1,9 @@
 """Host and device time of an asynchronous device, with and without DDP."""
 
-import numpy as np
 import pytest
 
-from calibrate.fit.ddp import fit_bucket_costs
 from calibrate.fit.steps import fit_workload, with_device_streams
-from calibrate.summary import by_setting, repetition
+from calibrate.summary import repetition
 from perfmodel.documents.observation import DeviceStreams, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
 from tests.perfmodel.profiles import LIGHT
@@ -44,19 +42,6 @@ def test_what_ddp_costs_the_host_belongs_to_several_ranks() -> None:
     assert alone.backward == together.backward
 
 
-def test_a_host_issues_a_steady_step_in_no_more_time_than_it_takes() -> None:
-    """A few steps apart took it twice as long as the loop: 20 ms for a step of 10 ms."""
-    slow = observed(Synchronisation.NONE, streams(host_s=5e-3, dense_s=1e-3))
-    [alone, _] = with_device_streams(
-        fit_workload(LIGHT, [repetition(slow)], spread=0.0), [slow]
-    ).phases
-    issued_s = [alone.dispatch_forward, alone.dispatch_backward, alone.dispatch_optimizer]
-    assert [point.time_s for [point] in issued_s] == pytest.approx([2.5e-3, 5e-3, 2.5e-3])
-    assert alone.forward[0].time_s == pytest.approx(1e-3)
-    # Its device is busy for 4 of 10 ms, that of BARE for 16.
-    assert [repetition(entry).waits for entry in (slow, BARE)] == [True, False]
-
-
 def test_a_pause_of_the_host_is_no_part_of_a_step() -> None:
     """Two of five steps apart, and three of five behind an idle kernel, took ten times as long."""
     even = streams(host_s=1e-3, dense_s=4e-3).model_dump()
@@ -69,12 +54,3 @@ def test_a_pause_of_the_host_is_no_part_of_a_step() -> None:
         for entry in (paused, BARE)
     )
     assert alone == usual
-
-
-def test_buckets_cost_the_device_what_it_takes_longer_without_gaps() -> None:
-    """The host takes 2 ms longer under DDP, the device 0.4 ms."""
-    repetitions = [repetition(entry) for entry in (BARE, WRAPPED)]
-    known = {"light": fit_workload(LIGHT, repetitions, spread=0.0)}
-    costs = fit_bucket_costs(by_setting(repetitions), known, [], rng=np.random.default_rng(0))
-    total_s = len(LIGHT.parameters) * costs[0, 0] + costs[0, 1] * LIGHT.gradient_bytes
-    assert total_s == pytest.approx(4e-4)

@@ -20,9 +20,8 @@ from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, OverlapProfile
 from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment
 from tests.calibrate.fit.test_steps import run
-from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile, setting_of
+from tests.perfmodel.profiles import PROVENANCE, Machine, profile, setting_of
 from tests.played_worker import append
 
 #: 8 MiB take 84 ms, which is more than some backward passes and less than others.
@@ -80,22 +79,6 @@ def test_fitted_again_a_calibration_is_as_old_as_its_last_step(
 
 
 @seeds
-@pytest.mark.parametrize("name", ["light", "heavy"])
-def test_phase_times_are_recovered_within_five_percent(name: str, seed: int) -> None:
-    """Means over six runs that differ by 1 %."""
-    workload = existing(fitted(seed).workload(name))
-    assert [phases.world_size for phases in workload.phases] == [1, 2]
-    for phases, shared in zip(workload.phases, (1.0, MACHINE.sharing), strict=True):
-        for phase, truth in PHASES[name].items():
-            curve = getattr(phases, phase)
-            assert [point.at for point in curve] == list(MICRO_BATCHES)
-            found = [point.time_s for point in curve]
-            assert found == pytest.approx(
-                [shared * truth.at(batch) for batch in MICRO_BATCHES], rel=0.05
-            )
-
-
-@seeds
 def test_what_ddp_adds_is_recovered(seed: int) -> None:
     """A start of 2 ms and speeds of 0.7 and 0.8 trade off against each other: within 0.5 ms and 0.15.
 
@@ -122,14 +105,6 @@ def test_steps_that_were_never_run_are_predicted_within_five_percent(
     predictors = [Asking(document) for document in (fitted(seed), profile(MACHINE))]
     found, truth = (p.step(p.workload(name), setting.layout).step_s[0] for p in predictors)
     assert found == pytest.approx(truth, rel=0.05)
-
-
-def test_one_rank_says_what_it_cannot_tell(tmp_path: Path) -> None:
-    document = refitted(tmp_path, Calibration(machine=MACHINE, seed=0, num_ranks=1))
-    assert document.max_world_size == 1
-    assert document.undetermined[0].startswith("no second rank was measured")
-    assert document.ddp.determined[2:] == (False, False, False)
-    assert document.ddp.values[2:] == (0.0, 1.0, 1.0)
 
 
 def few() -> list[str]:

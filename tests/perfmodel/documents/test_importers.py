@@ -176,13 +176,6 @@ def read_one(path: Path, collective: str | None = None) -> MeasuredCollective:
     return found
 
 
-def test_a_text_log(tmp_path: Path) -> None:
-    found = read_one(log(tmp_path, NCCL), collective="all_reduce")
-    assert (found.world_size, found.num_nodes) == (2, 2)
-    assert [point.at for point in found.points] == [1024.0, 2.0**20]
-    assert [point.time_s for point in found.points] == pytest.approx([20e-6, 50e-6])
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -113,15 +113,6 @@ LONG = Job(
 )
 
 
-def test_without_spares_every_stop_waits() -> None:
-    """A stop costs ``M exp((D + R) / M)`` beside its wait, ``P exp(R / M)``: nothing strikes while waiting."""
-    taking = replace(ANY, takes_node=True)
-    job = replace(LONG, causes=(taking,), spares=0, replacement_s=5000.0)
-    end_s, error_s = mean(courses(job).elapsed_s)
-    longer = 1 + job.replacement_s / job.mtbf_s * math.exp(-job.detection_s / job.mtbf_s)
-    assert end_s == pytest.approx(expected_elapsed_s(job) * longer, abs=4 * error_s)
-
-
 @pytest.mark.parametrize(("spares", "waiting"), [(0, 2 / 3), (1, 2 / 5), (3, 2 / 21)])
 def test_waiting_for_spares_is_erlangs_loss_formula(spares: int, waiting: float) -> None:
     """Two nodes are under replacement on average; Erlang B(2; 1, 2, 4 lines) = 2/3, 2/5, 2/21."""
@@ -157,26 +148,6 @@ def test_a_course_is_that_of_its_seed_whatever_runs_beside_it() -> None:
 def test_a_job_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(LONG, **change)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("spares", [None, 2])
-def test_failures_that_are_more_frequent_are_those_of_a_shorter_mean(spares: int | None) -> None:
-    """Course by course, with the same luck."""
-    taking = replace(ANY, takes_node=True)
-    job = replace(LONG, causes=(ANY, replace(taking, name="node")), spares=spares)
-    half = [replace(cause, mtbf_device_s=cause.mtbf_device_s / 2) for cause in job.causes]
-    generators = ([np.random.default_rng(seed) for seed in (1, 2)] for _ in range(3))
-    once, twice, mixed = (
-        simulate_job(each, generators=luck, rate_factors=factors)
-        for each, luck, factors in zip(
-            (job, replace(job, causes=tuple(half)), job),
-            generators,
-            (np.ones(2), np.ones(2), np.array([1.0, 2.0])),
-            strict=True,
-        )
-    )
-    assert mixed.elapsed_s == pytest.approx([once.elapsed_s[0], twice.elapsed_s[1]])
-    assert mixed.unplanned_stops[1] == twice.unplanned_stops[1] > once.unplanned_stops[1]
 
 
 JOB = Job(

@@ -33,26 +33,6 @@ ASIDE = StepProgram(
 TWICE = StepProgram((*OVERLAP.operations, operation("D", Stream.COMM)))
 
 
-@pytest.mark.parametrize(
-    ("program", "durations_s", "ends_s"),
-    [
-        # C starts at 1 and needs 2 / 0.8 = 2.5; B has done 2.5 x 0.5 = 1.25 of 4 by then, the rest at full speed.
-        (OVERLAP, [1, 4, 2], [1, 6.25, 3.5]),
-        # B needs 1 / 0.5 = 2: ends 3. C has done 2 x 0.8 = 1.6 of 2 by then, the rest alone.
-        (OVERLAP, [1, 1, 2], [1, 3, 3.4]),
-        # Host and loader never slow down, nor does a collective beside them.
-        (ASIDE, [3, 5, 2], [3, 5, 2]),
-        # Two collectives of 1 follow each other: 2 / 0.8 = 2.5 in all, B as beside one of 2.
-        (TWICE, [1, 4, 1, 1], [1, 6.25, 2.25, 3.5]),
-    ],
-)
-def test_compute_and_a_collective_slow_each_other_while_both_last(
-    program: StepProgram, durations_s: list[float], ends_s: list[float]
-) -> None:
-    trace = simulate(program, [durations_s], interference=SLOWED)
-    assert trace.end_s[0].tolist() == pytest.approx(ends_s, rel=1e-12)
-
-
 def test_a_collective_is_slow_as_long_as_any_rank_computes() -> None:
     """B ends at 1 + 0.5 / 0.5 = 2 on rank 0 and at 1 + 1 / 0.5 = 3 on rank 1; C has done 1.6 of 2
     by 3 and ends at 3.4 on both. In another step rank 0 computes from 0.75 to 1, when 0.875 of a broadcast are done;

@@ -66,14 +66,6 @@ def test_a_long_pipeline_is_counted_and_its_parts_add_up() -> None:
     assert time_by_cause(counted) == pytest.approx(time_by_cause(whole))
 
 
-def test_what_has_no_beat_is_evaluated_in_full() -> None:
-    """Under GPipe a stage works on all micro-batches before it turns."""
-    layout = Layout(pp=4, accumulation=100, schedule=Schedule.GPIPE)
-    counted, whole = traces(layout, {Cause.FORWARD: 1.0, Cause.BACKWARD: 2.0})
-    assert not counted.skipped_s
-    assert np.array_equal(counted.end_s, whole.end_s)
-
-
 @pytest.mark.parametrize("beat_s", [1.0, 1e-6])
 @pytest.mark.parametrize(("late", "keeps"), [(6, True), (7, False), (12, False), (13, True)])
 def test_a_beat_holds_for_as_many_periods_as_streams_are_ahead_and_two_more(

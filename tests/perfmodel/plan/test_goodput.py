@@ -55,12 +55,6 @@ def test_bloom_saves_at_almost_no_cost_and_loses_half_an_interval_per_failure() 
     assert document.effective_fraction.nominal > 0.98
 
 
-def test_the_uncertainty_of_the_rate_widens_the_answer() -> None:
-    sure = goodput(LLAMA_3, replicas=60).elapsed_s
-    unsure = goodput(LLAMA_3, replicas=60, mtbf_stops=5).elapsed_s
-    assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
-
-
 @pytest.fixture
 def budget(tmp_path: Path) -> Budget:
     return read_budget(written(tmp_path), today=TODAY)

@@ -10,7 +10,6 @@ import pytest
 import perfmodel as pm
 from perfmodel.answer.inferred import Training
 from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred
-from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.plan import Option, PlanDocument, PlanFile, read_plan
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s
@@ -27,7 +26,6 @@ from perfmodel.workload.transformer import NamedTransformer
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.cost.large_samples import MODEL, document
-from tests.perfmodel.documents.test_hardware import GOOD
 from tests.perfmodel.plan.plans import LARGE, PLAN, REST, TODAY, plan_of, written
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 
@@ -210,27 +208,6 @@ def test_a_stale_price_is_said(tmp_path: Path) -> None:
     document = pm.plan_options(plan, today=dt.date(2026, 12, 15))
     assert sum("quoted" in warning for warning in document.warnings) == 4
     assert sum("calibrate again" in warning for warning in document.warnings) == 2
-
-
-def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) -> None:
-    thin = GOOD.replace("100GB/s", "1GB/s").replace("100Gb/s", "100MB/s")
-    (tmp_path / "thin.toml").write_text(thin, encoding="utf-8")
-    text = PLAN.replace("2026-12-21", "2030-01-01").replace("budget = 5000\n", "")
-    text = text.replace("[1, 2, 4, 8, 16, 32]", "[16]")
-    ring = pm.plan_options(written(tmp_path, text), today=TODAY)
-    thin = text.replace('profile = "fast.json"', 'profile = "fast.json"\ncluster = "thin.toml"')
-    wired = pm.plan_options(written(tmp_path, thin), today=TODAY)
-    rows = {
-        name: next(e.row for e in document.options if e.row.option == "fast")
-        for name, document in (("ring", ring), ("wired", wired))
-    }
-    predictor = Asking(
-        pm.read_profile(tmp_path / "fast.json"), cluster=read_cluster(tmp_path / "thin.toml")
-    )
-    [setting] = scaled_layouts([16], scaling="weak", batch=16)
-    expected_s = predictor.step(predictor.workload("heavy"), setting).step_s[0]
-    assert rows["wired"].step_s.nominal == pytest.approx(expected_s, rel=1e-9)
-    assert rows["wired"].step_s.nominal > 1.05 * rows["ring"].step_s.nominal
 
 
 TRAINED = NamedTransformer(name="gpt-1.3b", shape=MODEL, sequence=1024)

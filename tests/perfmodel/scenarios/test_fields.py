@@ -74,28 +74,6 @@ def test_a_network_that_is_set_is_as_one_that_was_measured(
         assert step_s(now) == pytest.approx(expected_s, rel=1e-3)
 
 
-def test_links_between_nodes_change_with_those_inside() -> None:
-    was = scenario(Machine())
-    machine = dataclasses.replace(was.machine, between_nodes=was.machine.collectives)
-    edits = {"network.bandwidth": "4x", "network.latency": "0.5x"}
-    now = changed(was.asking(machine=machine), edits).machine
-    assert now.collectives != was.machine.collectives
-    assert now.between_nodes == now.collectives
-
-
-def test_a_tier_as_measured_counts_until_it_is_changed() -> None:
-    was = scenario(Machine())
-    machine = dataclasses.replace(was.machine, between_nodes=was.machine.collectives, num_nodes=4)
-    words = {"cluster": "2 10GB/s, 4 measured"}
-    joined = changed(was.asking(machine=machine), words)
-    tier = existing(joined.question.cluster).tiers[-1]
-    assert tier.as_measured
-    assert tier.link_bytes_per_s == pytest.approx(1e9, rel=1e-3)
-    faster = changed(joined, {"cluster.bandwidth": "100GB/s"})
-    assert not existing(faster.question.cluster).tiers[-1].as_measured
-    assert step_s(faster) < step_s(joined)
-
-
 def test_factors_are_of_what_was_measured() -> None:
     was = scenario(Machine())
     doubled = link_of(changed(was, {"network.bandwidth": "2x"}).machine)
@@ -103,13 +81,6 @@ def test_factors_are_of_what_was_measured() -> None:
     assert doubled.latency_s == link_of(was.machine).latency_s
     same = changed(was, {"network.bandwidth": "1x", "network.latency": "1x", "device.speed": "1x"})
     assert step_s(same) == pytest.approx(step_s(was), rel=1e-12)
-
-
-def test_a_faster_device_leaves_the_input_as_it_is() -> None:
-    was = scenario(Machine(), world_sizes=(1,))
-    input_s = 0.0002
-    expected_s = input_s + (step_s(was) - input_s) / 2
-    assert step_s(changed(was, {"device.speed": "2x"})) == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize("cluster", [None, open_cluster(ETHERNET)])
@@ -185,14 +156,6 @@ def test_every_field_has_its_example() -> None:
             assert dataclasses.replace(now, changes={}) != was
 
 
-def test_a_cluster_that_is_set_is_that_of_predict() -> None:
-    machine = profile(Machine(noise=(0.9, 1.0, 1.1), relative_error=0.02))
-    found = pm.whatif(machine, "heavy", {"cluster": ETHERNET}, devices=32, batch=16)
-    [direct] = pm.predict(machine, "heavy", devices=(32,), batch=16, cluster=ETHERNET).points
-    assert found.scenarios[1].point == direct
-    assert any("links as in" in caveat for caveat in found.caveats)
-
-
 def test_the_cluster_of_the_question_is_that_of_every_scenario_but_where_it_is_taken_away() -> None:
     machine = profile(Machine())
     changes = ({"gradients": "bf16"}, {"cluster": "none"})
@@ -228,23 +191,6 @@ def test_a_network_between_usual_nodes_is_set_as_that_of_a_cluster() -> None:
     fabric = existing(slower.questions()[1].cluster).tiers[-1]
     assert (fabric.link_bytes_per_s, fabric.log_error) == (1e9 / 8, UNCERTAINTY_OF_FILE)
     assert step_s(slower) > step_s(was)
-
-
-@pytest.mark.parametrize(
-    ("other", "says"),
-    [
-        ({}, True),
-        ({"cluster": "none"}, True),
-        ({"devices": "8"}, False),
-        ({"cluster": "8 nvlink4, 8 eth-400"}, False),
-    ],
-)
-def test_links_that_are_set_inside_nodes_alone_are_named(
-    other: dict[str, str], *, says: bool
-) -> None:
-    was = scenario(Machine(), world_sizes=(16,)).asking(machine=node_of_h100())
-    remarks = changed(was, {"network.bandwidth": "4x", **other}).remarks
-    assert any("--set cluster.bandwidth" in each for each in remarks) == says
 
 
 def test_a_faster_line_is_never_slower() -> None:
@@ -310,14 +256,6 @@ def test_a_difference_is_less_uncertain_than_its_sides() -> None:
     assert step.p95 / step.p5 > 1.05
     assert contrast.probability_faster == 1
     assert after.point.evidence["compute"] is Evidence.ASSUMED
-
-
-def test_changed_causes_come_from_explain() -> None:
-    before, after = pm.whatif(NOISY, "heavy", {"ranks.noise": "0x"}, devices=16).scenarios
-    assert before.lost_s["stragglers"] > 0
-    assert "stragglers" not in after.lost_s
-    explained = pm.explain(NOISY, "heavy", devices=16)
-    assert before.lost_s == {loss.cause.value: loss.lost_s for loss in explained.losses}
 
 
 def test_unpaired_draws_keep_their_nominal_and_lose_their_order() -> None:

@@ -40,14 +40,6 @@ def test_sharded_layers_do_one_thing_after_another(zero: int, expected_s: float)
     assert waiting_s(Layout(dp=2, zero=zero), times) == pytest.approx(expected_s)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 5])
-def test_two_stages_p2p_when_both_are_idle(micro_batches: int) -> None:
-    """GPipe: (m + 1)(1 + 2) of compute; every point-to-point send, m each way, keeps the second stage waiting."""
-    layout = Layout(pp=2, accumulation=micro_batches, schedule=Schedule.GPIPE)
-    found = waiting_s(layout, {"forward": 1.0, "backward": 2.0, "p2p": 0.5})
-    assert found == pytest.approx(3 * (micro_batches + 1) + 0.5 * 2 * micro_batches)
-
-
 def test_opposite_sends_of_two_stages_take_turns() -> None:
     """1F1B, 2 micro-batches: F0 1, over 2; F0' 1, B0' 2 beside F1 1; both over 4; F1' 1, B1' 2, over 2, B1 2.
 

@@ -110,14 +110,3 @@ def test_tensor_parallel_all_reduces_are_waited_for() -> None:
     assert [(o.share, o.size_bytes) for o in reduced] == [(3.0, 64), (1.0, 64), (2.0, 64)]
     after = {i for o in found.operations if o.stream is Stream.COMPUTE for i in o.after}
     assert {found.operations.index(o) for o in reduced} <= after
-
-
-@pytest.mark.parametrize("blocking", [False, True])
-def test_stages_send_what_enters_the_next_one(*, blocking: bool) -> None:
-    second = dataclasses.replace(UNITS, activation_bytes=48)
-    found = divided("pp=2 accumulation=2", UNITS, second, blocking=blocking)
-    sent = [o for o in found.operations if o.cause is Cause.P2P]
-    assert len(sent) == 4
-    assert {o.size_bytes for o in sent} == {48}
-    assert {o.stage for o in sent if o.stream is Stream.SEND_FORWARD} == {0}
-    assert {o.stage for o in sent if o.stream is Stream.SEND_BACKWARD} == {1}

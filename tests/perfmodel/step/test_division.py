@@ -85,24 +85,6 @@ def test_shares_of_a_step_add_to_one(text: str, model: str, durations: OperatorD
         assert sum(stage.optimizer for stage in stages) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("text", "part"), [("dp=1", 1), ("pp=2", 1), ("dp=4 zero=3", 1 / 4), ("tp=2", 1 / 2)]
-)
-def test_a_unit_adds_up_the_gradients_that_its_rank_holds(
-    text: str, part: float, durations: OperatorDurations
-) -> None:
-    """Matrices are divided by tensor parallelism, all by sharding: vectors of a few elements are little."""
-
-    def share(accumulated: Callable[[Sequence[int]], float]) -> float:
-        stages = division(text, durations, accumulated=accumulated)
-        return sum(piece.share for stage in stages for piece in stage.backward)
-
-    trace, _ = traced()
-    whole_bytes = 4 * sum(parameter.num_elements for parameter in trace.parameters)
-    added = share(lambda sizes: sum(sizes) / whole_bytes) - share(lambda _: 0.0)
-    assert added == pytest.approx(part, rel=0.01)
-
-
 def test_an_update_of_a_part_takes_its_share_of_tensors_and_bytes(
     durations: OperatorDurations,
 ) -> None:
@@ -170,19 +152,6 @@ def test_tensor_parallelism_divides_the_flop_of_every_block(tp: int) -> None:
                 if call.divisible
             )
             assert own == pytest.approx(whole / tp, rel=1e-12)
-
-
-def test_tensor_parallel_ranks_reduce_activations_twice_a_block_and_pass(
-    durations: OperatorDurations,
-) -> None:
-    """And the embedding forward, what enters the head backward; full recomputation repeats blocks."""
-    (stage,) = division("tp=2", durations)
-    assert sum(piece.all_reduces for piece in stage.forward) == 2 * LAYERS + 1
-    assert sum(piece.all_reduces for piece in stage.backward) == pytest.approx(2 * LAYERS + 1)
-    (again,) = division("tp=2 recompute=full", durations)
-    assert sum(piece.all_reduces for piece in again.backward) == pytest.approx(4 * LAYERS + 1)
-    assert 0.5 <= sum(piece.share for piece in stage.forward) < 0.7
-    assert stage.optimizer == pytest.approx(0.5, abs=0.1)
 
 
 def test_full_recomputation_adds_the_forward_pass_of_the_blocks(

@@ -6,7 +6,6 @@ import pytest
 from perfmodel.engine.simulate import simulate
 from perfmodel.step import (
     Cause,
-    Interference,
     Operation,
     StepProgram,
     Stream,
@@ -51,20 +50,6 @@ def test_hidden_communication_takes_no_time() -> None:
 def test_operations_of_no_length_are_not_a_cause() -> None:
     trace = simulate(PROGRAM, np.array([[2.0, 0.0, 4.0, 0.0]]))
     assert set(time_by_cause(trace)) == {Cause.FORWARD, Cause.ALL_REDUCE}
-
-
-def test_causes_sum_to_the_step_where_both_sides_slow_each_other() -> None:
-    """Both at half speed: backward 3 ends at 2 + 6 = 8, when 3 of the all-reduce's 4 are done.
-
-    The last one takes 1 alone: it ends at 9, the optimizer at 10.
-    """
-    half = Interference(compute_speed=0.5, comm_speed=0.5)
-    trace = simulate(PROGRAM, np.array([[2.0, 3.0, 4.0, 1.0]]), interference=half)
-    causes = time_by_cause(trace)
-    assert causes == pytest.approx(
-        {Cause.FORWARD: 2.0, Cause.ALL_REDUCE: 7.0, Cause.OPTIMIZER: 1.0}
-    )
-    assert sum(causes.values()) == pytest.approx(trace.step_s) == pytest.approx(10.0)
 
 
 def test_a_program_has_operations_that_wait_for_earlier_ones() -> None:

@@ -13,7 +13,6 @@ from perfmodel.tracing.cuda import AsCudnn, AsOnCuda, flatten_weights
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
-from perfmodel.tracing.trace import trace_model
 from perfmodel.workload import Operator
 from perfmodel.workload.memory import Part
 from tests.perfmodel.tracing.method import SGD
@@ -92,14 +91,6 @@ def test_weights_in_one_buffer_count_once(tmp_path: Path) -> None:
     weights = 3 * HIDDEN * (FEATURES + HIDDEN + 2) + 3 * (HIDDEN + 1)
     held = dict(zip(Part, step.in_use[-1].tolist(), strict=True))
     assert held[Part.PARAMETERS] == held[Part.GRADIENTS] == held[Part.OPTIMIZER] == 4 * weights
-
-
-def test_batches_are_the_dimension_that_is_left_open(tmp_path: Path) -> None:
-    source = find_source(tagger(tmp_path, "LSTM", "batch_first=True, num_layers=2, dropout=0.1"))
-    traced = trace_model(source, SGD, micro_batch=2, casts=AsOnCuda("fp32"))
-    names = [operator.name for operator in traced.step.at(micro_batch=9).operators]
-    assert names.count("aten._cudnn_rnn.default") == 1
-    assert traced.workload.forward_flop > 0
 
 
 def test_weights_are_laid_out_where_they_are_one_s_own() -> None:

@@ -32,7 +32,7 @@ from perfmodel.tracing.trace import (
     trace_model,
 )
 from perfmodel.workload import Phase
-from perfmodel.workload.step import DEFAULT, StepMethod
+from perfmodel.workload.step import StepMethod
 from tests.perfmodel.tracing.configs import CONFIGS, llama_config
 from tests.perfmodel.tracing.method import ADAMW_FUSED, SGD, SGD_LOOP
 from tests.perfmodel.tracing.test_huggingface import source_of
@@ -288,12 +288,6 @@ def test_blocks_computed_again_cost_one_more_forward_pass_and_keep_less() -> Non
     assert whole.saved_bytes < again.saved_bytes < plain.saved_bytes
 
 
-def test_the_implementation_of_the_optimizer_is_asked_of_torch() -> None:
-    """On a processor torch loops over the parameters, unless a training asks for something else."""
-    step = traced("lenet", method=replace(SGD, optimizer_implementation=DEFAULT)).step
-    assert step.method.optimizer_implementation == "loop"
-
-
 @pytest.mark.parametrize(
     ("implementation", "name", "calls"),
     [
@@ -317,11 +311,6 @@ def own(tmp_path: Path) -> Path:
     file = tmp_path / "own.py"
     file.write_text(FACTORIES, encoding="utf-8")
     return file
-
-
-def test_a_factory_says_what_its_sample_is(own: Path) -> None:
-    found = {name: traced(f"{own}:{name}").step.sample for name in ("table", "named")}
-    assert found == {"table": "16x8 float32", "named": "ids: 5 int64"}
 
 
 @pytest.mark.parametrize(

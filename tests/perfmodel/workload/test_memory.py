@@ -122,20 +122,6 @@ def test_a_large_block_keeps_a_rest_of_at_most_one_mebibyte() -> None:
     assert allocator.allocated_bytes == 12 * MIB
 
 
-def test_neighbours_become_one_again_and_fragments_cost_a_segment() -> None:
-    """Two released halves of 20 MiB hold 16 MiB; a block of 6 MiB held between two does not."""
-    allocator = CachingAllocator()
-    for half in [allocator.allocate(8 * MIB), allocator.allocate(8 * MIB)]:
-        allocator.release(half)
-    whole = allocator.allocate(16 * MIB)
-    assert allocator.reserved_bytes == 20 * MIB
-    allocator.release(whole)
-    first, _ = allocator.allocate(6 * MIB), allocator.allocate(6 * MIB)
-    allocator.release(first)
-    allocator.allocate(9 * MIB)
-    assert allocator.reserved_bytes == 40 * MIB
-
-
 @given(st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans()), max_size=40))
 def test_reserved_never_falls_below_allocated(requests: list[tuple[int, bool]]) -> None:
     allocator = CachingAllocator()
