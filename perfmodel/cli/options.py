@@ -71,8 +71,8 @@ def _names(text: str) -> tuple[str, ...]:
     return found
 
 
-#: Of one question; of a deep model they take up to 40 ms each.
-MOST_COUNTS: Final = 128
+#: Of one question; of a deep model they take up to 70 ms each.
+MOST_COUNTS: Final = 64
 
 
 def _above_zero(parse: Callable[[str], float]) -> Callable[[str], float]:
