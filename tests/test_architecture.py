@@ -55,7 +55,7 @@ memory: machine device device-kind device-memory devices gradient-as-bucket-view
 network:
 network check: LOG bucket-cap-mb cluster collective device json machine nic-bandwidth nics profile workload unsealed
 plan:
-plan options: PLAN json output report today verbose unsealed
+plan options: PLAN export json output report today verbose unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
     profile sequence-length top verbose unsealed
 predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node

@@ -187,7 +187,7 @@ def _flag(parameter: Any) -> str:
 
 
 #: Options that name a file to write.
-_WRITTEN: Final = ("output", "plot", "trace", "report")
+_WRITTEN: Final = ("output", "plot", "trace", "export", "report")
 
 
 def _refuse_own_source(parameters: Sequence[Any], values: Mapping[str, Any]) -> None:

@@ -152,6 +152,9 @@ def cost(
     show_answer(compare_costs(budget_file, today=today))
 
 
+_EXPORT = opt.task(
+    "--export", "Write what was chosen for SkyPilot: task.yaml, or task.py with a time_estimator."
+)
 _REPORT = opt.file(
     "--report", "Write one HTML file for the person who signs, such as decision.html."
 )
@@ -162,6 +165,7 @@ def plan_options(
     *,
     today: opt.Today = None,
     report: Annotated[Path | None, _REPORT] = None,
+    export: Annotated[Path | None, _EXPORT] = None,
 ) -> None:
     """Rank the options of a plan by cost, with the chance to meet its deadline."""
     from perfmodel.api import plan_options as use_case
@@ -174,6 +178,11 @@ def plan_options(
         from perfmodel.report.html import decision_html
 
         write_atomically(report, decision_html(document))
+    if export is not None and document.ranked:
+        from perfmodel.files import write_atomically
+        from perfmodel.report.plan import skypilot_text
+
+        write_atomically(export, skypilot_text(document, export))
     show_answer(document)
     if not document.ranked:
         raise NotFeasible(infeasible_line(document))

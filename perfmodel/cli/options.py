@@ -100,9 +100,9 @@ def _file(text: str) -> Path:
     return Path(text)
 
 
-def _picture(text: str) -> Path:
-    if Path(text).suffix not in (".svg", ".png"):
-        raise ValueError(f"must end in .svg or .png, got {text!r}")
+def _ending(text: str, one: str, other: str) -> Path:
+    if Path(text).suffix not in (one, other):
+        raise ValueError(f"must end in {one} or {other}, got {text!r}")
     return Path(text)
 
 
@@ -152,11 +152,12 @@ def _day(text: str) -> dt.date:
 size = partial(parsed, _above_zero(parse_bytes), "SIZE")
 #: Such as 25GB/s. [B/s]
 bandwidth = partial(parsed, _above_zero(parse_bandwidth), "RATE")
-#: Words as they are; several, separated by commas; a file or folder; a file to write a plot to.
+#: Words as they are; several, separated by commas; a file or folder; a file to write a plot or a task to.
 text = partial(parsed, str, "TEXT")
 names = partial(parsed, _names, "TEXT")
 file = partial(parsed, _file, "PATH")
-picture = partial(parsed, _picture, "FILE")
+picture = partial(parsed, partial(_ending, one=".svg", other=".png"), "FILE")
+task = partial(parsed, partial(_ending, one=".yaml", other=".py"), "FILE")
 
 
 def bounded(least: float = -math.inf, most: float = math.inf) -> Callable[..., Any]:

@@ -433,11 +433,15 @@ class Printed:
 
 
 class Shown(Printed):
-    """The same; what it ranks or counts are rows of a data frame."""
+    """The same; what it ranks or counts are rows of a data frame and a figure."""
 
     def to_frame(self) -> Any:
         """A ``pandas.DataFrame`` with a row per point, cause, change or layout; SI units; needs pandas."""
         return _report().frame_of(self)
+
+    def plot(self) -> Any:
+        """A ``matplotlib`` figure: speed-up and efficiency over devices, or a bar per row."""
+        return _report().figure_of(self)
 
 
 def _report() -> Any:

@@ -1,12 +1,10 @@
 """The prediction: quantities with intervals, evidence per term, caveats."""
 
-import importlib
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from perfmodel.documents import Document, Printed, Provenance, Record, Shown
-from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval, Share
@@ -159,16 +157,6 @@ class PredictionDocument(Shown, Document):
     samples: PositiveFloat | None = None
     """Of the whole training, where the time to them was asked."""
     caveats: tuple[str, ...]
-
-    def plot(self) -> Any:
-        """A ``matplotlib`` figure: speed-up and efficiency over devices; ``UsageError`` without matplotlib."""
-        try:
-            figures = importlib.import_module("perfmodel.report.figures")
-        except ImportError:
-            raise UsageError(
-                "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
-            ) from None
-        return figures.speedup_figure([self])
 
 
 class GrownPoint(Record):

@@ -477,8 +477,17 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, ob
             yield f"{prefix}{name}", value
 
 
+def rows_of(found: object) -> list[dict[str, Any]]:
+    """A record per point, cause, change or layout of an answer, in SI units."""
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415
+
+    kind, module = _kind_of(found)
+    records = getattr(module, kind.records) if isinstance(kind.records, str) else kind.records
+    return [dict(_flat(each)) for each in to_jsonable_python(records(found))]
+
+
 def frame_of(found: object) -> Any:
-    """A ``pandas.DataFrame``: a record per point, cause, change or layout of an answer, in SI units.
+    """A ``pandas.DataFrame`` of the rows.
 
     Raises ``UsageError`` without pandas.
     """
@@ -486,8 +495,40 @@ def frame_of(found: object) -> Any:
         pandas = importlib.import_module("pandas")  # not a dependency
     except ImportError:
         raise UsageError("to_frame: needs pandas, got none; pip install pandas") from None
-    from pydantic_core import to_jsonable_python  # noqa: PLC0415
+    return pandas.DataFrame(rows_of(found))
 
-    kind, module = _kind_of(found)
-    records = getattr(module, kind.records) if isinstance(kind.records, str) else kind.records
-    return pandas.DataFrame([dict(_flat(each)) for each in to_jsonable_python(records(found))])
+
+#: Of answers that rank or count: the columns of names and of lengths, the axis, and the unit of the lengths.
+_BARS: Final = {
+    "WhatIfDocument": ("scenario", "step_nominal_s", "Step [s]", 1.0),
+    "Explanation": ("cause", "lost_s", "Lost time [ms]", 1e-3),
+    "MemoryReport": ("name", "needed_bytes", "Memory [GiB]", 2.0**30),
+    "Diagnosed": ("cause", "odds", "Odds [%]", 0.01),
+    "ParallelismPlanDocument": ("layout", "step_s_nominal", "Step [s]", 1.0),
+    "PlanDocument": ("choice", "cost_nominal", "Cost", 1.0),
+    "CostDocument": ("cost_name", "per_useful_device_hour", "Cost of a useful device-hour", 1.0),
+    "GoodputDocument": ("activity", "mean_s", "Mean time [days]", 86400.0),
+    "AcceptanceTerms": ("name", "reference_error", "Uncertainty [%]", 0.01),
+    "AcceptanceDocument": ("clause_name", "probability_kept", "Kept with [%]", 0.01),
+    "ProfileDiffDocument": ("what", "z", "Difference over its uncertainty", 1.0),
+}
+#: More bars are not read.
+_MOST_BARS: Final = 24
+
+
+def figure_of(found: object) -> Any:
+    """Speed-up and efficiency over devices; of answers that rank, a bar per row.
+
+    Raises ``UsageError`` without matplotlib.
+    """
+    try:
+        figures = importlib.import_module("perfmodel.report.figures")
+    except ImportError:
+        raise UsageError(
+            "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
+        ) from None
+    if isinstance(found, PredictionDocument):
+        return figures.speedup_figure([found])
+    name, length, axis, unit = _BARS[type(found).__name__]
+    lengths = {row[name]: (row[length] or 0) / unit for row in rows_of(found)[:_MOST_BARS]}
+    return figures.bars_figure(lengths, title=title_of(found), x=axis)

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -208,6 +208,18 @@ def speedup_figure(
         title, y = _PANELS[name]
         finish(axes, title=title, x="Devices [count]", y=y)
     legend_below(figure)
+    return figure
+
+
+def bars_figure(lengths: Mapping[str, float], *, title: str, x: str) -> Figure:
+    """A horizontal bar for each name, the first on top."""
+    figure = new_figure(width_in=8, height_in=1.2 + 0.3 * len(lengths))
+    axes = figure.subplots()
+    axes.barh([plain(name) for name in lengths], list(lengths.values()), color=COLOURS[0])
+    axes.invert_yaxis()
+    finish(axes, title="", x=x, y="")
+    # Names may leave little room beside them.
+    figure.suptitle(plain(title), fontsize="medium", wrap=True)
     return figure
 
 

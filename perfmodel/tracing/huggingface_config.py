@@ -19,10 +19,11 @@ from perfmodel.files import read_json
 LLAMA_FAMILY: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 """Norms without mean, rotary positions, a gated feed-forward part."""
 DECODERS: Final = (*LLAMA_FAMILY, "gpt2")
-#: Defaults of transformers' own configuration classes.
+#: Defaults of transformers' own configuration classes; an image has no tokens, and 1 stands for them.
 _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "gpt2": {"activation": "gelu_new", "hidden_dropout": 0.1, "attention_dropout": 0.1},
     "bert": {"activation": "gelu", "hidden_dropout": 0.1, "attention_dropout": 0.1},
+    "vit": {"activation": "gelu", "vocabulary": 1, "num_positions": 1, "num_labels": 1000},
     "mixtral": {"num_experts": 8},
     "qwen2": {"attention_bias": True},
 }
@@ -30,8 +31,12 @@ _TIED: Final = ("gpt2", "bert")
 #: Fields that only these families have; what files of others say there is of no account.
 _OWN: Final[dict[str, tuple[str, ...]]] = {
     "architecture": (),
+    "vocabulary": (*DECODERS, "bert"),
+    "num_positions": (*DECODERS, "bert"),
     "mlp_bias": LLAMA_FAMILY,
-    **dict.fromkeys(("token_types", "num_labels"), ("bert",)),
+    "token_types": ("bert",),
+    "num_labels": ("bert", "vit"),
+    **dict.fromkeys(("image_size", "patch_size", "num_channels", "qkv_bias"), ("vit",)),
 }
 
 
@@ -72,11 +77,15 @@ class TransformerShape(BaseModel):
     tied: bool = _keys("tie_word_embeddings", default=False)
     attention_bias: bool = False
     mlp_bias: bool = False
+    qkv_bias: bool = True
     num_experts: NonNegativeInt = _keys("num_local_experts", "num_experts", default=0)
     experts_per_token: PositiveInt = _keys("num_experts_per_tok", default=2)
     window: PositiveInt | None = _keys("sliding_window", default=None)
     """Tokens that attention looks back, if limited."""
     token_types: PositiveInt = _keys("type_vocab_size", default=2)
+    image_size: PositiveInt = 224
+    patch_size: PositiveInt = 16
+    num_channels: PositiveInt = 3
     num_labels: PositiveInt = 2
 
     @property

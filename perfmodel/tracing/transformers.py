@@ -1,6 +1,6 @@
 """Transformers as a Hugging Face ``config.json`` describes them, built by ourselves: no network, no weights.
 
-One layer serves all families, with two models around it.
+One layer serves all families, with three models around it.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,17 @@ from torch.nn import functional
 
 from perfmodel.errors import UsageError
 from perfmodel.tracing.huggingface_config import DECODERS, TransformerShape, read_shape, wrong
-from perfmodel.tracing.source import ModelSource, SampleSize, texts, token_loss
+from perfmodel.tracing.source import (
+    ModelSource,
+    SampleSize,
+    classification_loss,
+    images,
+    labelled,
+    texts,
+    token_loss,
+)
+
+ENCODERS: Final = ("bert", "vit")
 
 
 def _gelu_by_hand(inputs: Tensor) -> Tensor:
@@ -115,7 +125,7 @@ class Attention(nn.Module):
             out = TransposedLinear(queries, width)
         else:
             out_bias = not shape.is_llama
-            bias = True
+            bias = family != "vit" or shape.qkv_bias
             if shape.is_llama:
                 bias, out_bias = shape.attention_bias, shape.attention_bias and family != "qwen2"
             self.q_proj = nn.Linear(width, queries, bias=bias)
@@ -130,7 +140,7 @@ class Attention(nn.Module):
         self.groups = shape.num_heads // shape.num_key_value_heads
         self.head_width = shape.head_width
         self.dropout = shape.attention_dropout
-        self.causal = family != "bert"
+        self.causal = family not in ENCODERS
 
     def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
         """``(samples, tokens, width)`` of the same; ``turn`` rotates queries and keys."""
@@ -223,7 +233,7 @@ class Layer(nn.Module):
         mlp = EvenExperts(shape) if experts else MLP(shape)
         self.parts = _norm(shape), Attention(shape), _norm(shape), mlp
         # The order in which optimizers see the parameters.
-        for at in (1, 0, 3, 2) if shape.family == "bert" else range(4):
+        for at in (1, 0, 3, 2) if shape.family in ENCODERS else range(4):
             self.add_module(names[at], self.parts[at])
         self.dropout = _dropout(shape)
         self.norm_first = shape.family != "bert"
@@ -336,6 +346,34 @@ class MaskedLanguageHead(nn.Module):
         return scores
 
 
+class VisionTransformer(nn.Module):
+    """ViT: patches as tokens, a token that is classified."""
+
+    def __init__(self, shape: TransformerShape, *, image_size: int) -> None:
+        super().__init__()
+        width, patch = shape.width, shape.patch_size
+        self.patches = nn.Conv2d(shape.num_channels, width, kernel_size=patch, stride=patch)
+        num_patches = (image_size // patch) ** 2
+        self.class_token = nn.Parameter(torch.empty(1, 1, width))
+        self.positions = nn.Parameter(torch.empty(1, num_patches + 1, width))
+        nn.init.normal_(self.class_token, std=0.02)
+        nn.init.normal_(self.positions, std=0.02)
+        self.dropout = _dropout(shape)
+        self.layers = _layers(shape)
+        self.norm = nn.LayerNorm(width)
+        self.classifier = nn.Linear(width, shape.num_labels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores ``(samples, labels)`` of images ``(samples, channels, pixels, pixels)``."""
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        first = self.class_token.expand(tokens.shape[0], -1, -1)
+        hidden = self.dropout(torch.cat((first, tokens), dim=1) + self.positions)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        scores: Tensor = self.classifier(self.norm(hidden)[:, 0])
+        return scores
+
+
 _LONGEST_DEFAULT: Final = 2048
 #: Standard deviation with which embedding tables begin (``initializer_range``). With torch's 1 a tied
 #: head is so sure of itself that every gradient is exactly 0, which no training has.
@@ -344,10 +382,14 @@ _TABLE_SPREAD: Final = 0.02
 
 def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
     """The model that a configuration describes, with the loss that it is usually trained with."""
-    shape = read_shape(path, families=(*DECODERS, "bert"))
+    shape = read_shape(path, families=(*DECODERS, *ENCODERS))
     if shape.activation not in ACTIVATIONS:
         raise wrong(path, "hidden_act", f"one of {', '.join(ACTIVATIONS)}", shape.activation)
     name = shape.name or path.parent.name or path.stem
+    if shape.family == "vit":
+        size.refuse_except("image_size", text=str(path))
+        pixels = size.image_size or shape.image_size
+        return _of_any_depth(lambda shape: _image_source(name, shape, pixels), shape)
     size.refuse_except("sequence_length", text=str(path))
     num_tokens = size.sequence_length or min(shape.num_positions, _LONGEST_DEFAULT)
     if num_tokens > shape.num_positions:
@@ -360,12 +402,16 @@ def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
             f"--sequence-length: times {shape.experts_per_token} experts per token must be divisible by "
             f"{shape.num_experts} experts, got {num_tokens}"
         )
+    return _of_any_depth(lambda shape: _text_source(name, shape, num_tokens), shape)
+
+
+def _of_any_depth(
+    source: Callable[[TransformerShape], ModelSource], shape: TransformerShape
+) -> ModelSource:
     return replace(
-        _text_source(name, shape, num_tokens),
+        source(shape),
         depth=shape.num_layers,
-        with_depth=lambda depth: _text_source(
-            name, shape.model_copy(update={"num_layers": depth}), num_tokens
-        ),
+        with_depth=lambda depth: source(shape.model_copy(update={"num_layers": depth})),
     )
 
 
@@ -397,6 +443,21 @@ def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSo
         draw_batch=texts(shape.vocabulary, num_tokens),
         loss=_bert_loss if bert else _next_token_loss,
         caveats=tuple(caveats),
+    )
+
+
+def _image_source(name: str, shape: TransformerShape, pixels: int) -> ModelSource:
+    channels = shape.num_channels
+    if pixels % shape.patch_size:
+        raise UsageError(
+            f"--image-size: must be divisible by the patches of {shape.patch_size}, got {pixels}"
+        )
+    return ModelSource(
+        name=name,
+        sample=f"{channels}x{pixels}x{pixels} image",
+        build=lambda: VisionTransformer(shape, image_size=pixels),
+        draw_batch=labelled(images(channels, pixels, pixels), shape.num_labels),
+        loss=classification_loss,
     )
 
 

@@ -105,7 +105,7 @@ _VALUES: Final[dict[str, Drawn]] = {
 #: What a command seldom does without.
 _USUAL: Final = words("--profile --workload --set")
 #: Options whose file is written: always below the folder of the command.
-_WRITTEN: Final = words("--output --out --plot --trace --report --campaign")
+_WRITTEN: Final = words("--output --out --plot --export --trace --report --campaign")
 _TARGETS: Final = [
     *words("written new/folder/written.json written.svg written.csv written.toml .hidden"),
     "a b",

@@ -242,7 +242,8 @@ def test_what_is_not_installed_is_named(
         predicted.to_frame()
 
 
-def test_every_answer_has_rows(compared: WhatIfDocument) -> None:
+def test_every_answer_has_rows_and_a_picture(compared: WhatIfDocument) -> None:
+    """Bars are as many as rows, in the order of the table."""
     diagnosed = pm.diagnose(
         "llama3-8b", device="h200-sxm", precision="bf16", micro_batch=1, strategy="fsdp",
         observed="1 node of 8: 3 s",
@@ -267,7 +268,12 @@ def test_every_answer_has_rows(compared: WhatIfDocument) -> None:
         (pm.compare_costs(DOCS / "budget.example.toml", today=TODAY), "cost_name"),
         (pm.goodput(job, replicas=10), "activity"),
     ):
-        assert list(found.to_frame()[column])
+        names = list(found.to_frame()[column])[:24]
+        figure = found.plot()
+        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == names
+        figure.canvas.draw()
+        [title] = figure.texts
+        assert title.get_window_extent().width <= figure.bbox.width, found
         assert len(repr(found)) < 80
         assert "\n" in str(found)
     assert sum(diagnosed.to_frame()["odds"]) == pytest.approx(1)

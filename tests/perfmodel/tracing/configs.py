@@ -55,6 +55,11 @@ CONFIGS: Final[dict[str, tuple[dict[str, Any], int]]] = {
         | {"architectures": ["BertModel"]},
         109_482_240,
     ),
+    "vit-base-patch16-224": (
+        _config("vit", 768, 3072, 12, 12, image_size=224, patch_size=16, num_labels=1000)
+        | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        86_567_656,
+    ),
     "qwen2-7b": (
         _llama("qwen2", 3584, 18944, 28, 28, 152064, 131072, kv_heads=4)
         | {"sliding_window": 131072, "use_sliding_window": False},

@@ -65,13 +65,14 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         ("llama-3-8b", replace(ADAMW_FUSED, precision="bf16")),
         ("gpt2", SGD_LOOP),
-        ("bert-base-uncased", replace(SGD, checkpointing="per-block")),
+        ("vit-base-patch16-224", replace(SGD, checkpointing="per-block")),
     ],
 )
 def test_a_deep_step_is_that_of_all_its_layers(
     tmp_path: Path, used: list[int], name: str, method: StepMethod
 ) -> None:
-    source = source_of(tmp_path, small(name), sequence_length=16)
+    size = {"image_size": 32} if name.startswith("vit") else {"sequence_length": 16}
+    source = source_of(tmp_path, small(name), **size)
     deep = trace_model(source, method, micro_batch=2)
     assert used == [LEAST_DEPTH] * 2
     full = trace_model(replace(source, with_depth=None), method, micro_batch=2)
@@ -125,7 +126,7 @@ def test_layers_that_do_not_repeat_are_recorded_whole(
         raise IrregularLayersError
 
     monkeypatch.setattr(trace, "deepened", refuse)
-    source = source_of(tmp_path, small("bert-base-uncased"), sequence_length=16)
+    source = source_of(tmp_path, small("vit-base-patch16-224"), image_size=32)
     step = trace_model(source, SGD_LOOP, micro_batch=2).step
     assert len({p.name.split(".")[1] for p in step.parameters if "layers" in p.name}) == LEAST_DEPTH
 
