@@ -469,7 +469,7 @@ def main() -> None:
     # NumPy would print where a number became infinite, and go on with it.
     warnings.filterwarnings("error", category=RuntimeWarning, module=_NUMERIC)
     if sys.stderr is None:  # closed; an answer needs none
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stdout is None:
         # the next file that is opened would take its place
         sys.exit(_complain("standard output is closed; send it to a file", code=EXIT_FAILURE))
