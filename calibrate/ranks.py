@@ -190,7 +190,7 @@ def serve(begin: Callable[[WorkOrder, Ranks], CarryOut]) -> None:
                 busy_s=max(0.0, busy_s - before[0]),
                 steal_s=max(0.0, steal_s - before[1]),
             )
-            append_line(output, f"{found}\n{processors.model_dump_json()}")
+            append_line(output, found, processors.model_dump_json())
         ranks.announce(DONE_PREFIX, task.name)
         ranks.meet(task.name)
 

@@ -48,6 +48,7 @@ from calibrate.task import (
     num_ranks,
 )
 from perfmodel.documents.observation import FailedObservation, Observation
+from perfmodel.files import unseal_line
 from perfmodel.layout import parse_layout
 from perfmodel.tracing.fork import Fork
 
@@ -135,8 +136,8 @@ def _alone(
 
 def _failed_with(said: str, output: Path) -> set[str]:
     """Workloads whose failure says so in a file of observations."""
-    lines = output.read_text(encoding="utf-8").splitlines()
-    failed = map(FailedObservation.model_validate_json, (line for line in lines if said in line))
+    lines = (line for line in output.read_bytes().splitlines() if said.encode() in line)
+    failed = (FailedObservation.model_validate_json(unseal_line(line)[0]) for line in lines)
     return {entry.setting.workload for entry in failed}
 
 

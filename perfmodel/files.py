@@ -7,6 +7,7 @@ that says what the file breaks. The limits keep each reader below 10 s and 1 GiB
 import csv
 import errno
 import glob
+import hashlib
 import io
 import json
 import os
@@ -319,13 +320,35 @@ def _remove_leftovers(path: Path) -> None:
                 left.unlink()
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line to a file, made if there is none; it is on disk when this returns."""
+_SEAL: Final = b',"seal":"'
+#: Of its SHA-256, in hexadecimal digits: enough to find accidents.
+_SEAL_DIGITS: Final = 16
+
+
+def seal_line(line: str) -> str:
+    """A JSON object on one line, with the beginning of its SHA-256 as the last entry."""
+    seal = hashlib.sha256(line.encode()).hexdigest()[:_SEAL_DIGITS]
+    return f'{line.removesuffix("}")}{_SEAL.decode()}{seal}"}}'
+
+
+def unseal_line(line: bytes) -> tuple[bytes, bool]:
+    """A line without its seal, and whether it had one; ``ValueError`` if that does not fit."""
+    body, _, rest = line.rpartition(_SEAL)
+    if len(rest) != _SEAL_DIGITS + len('"}'):
+        return line, False
+    bare = body + b"}"
+    if seal_line(bare.decode()).encode() != line:
+        raise ValueError("was changed after it was written: its seal does not fit; measure again")
+    return bare, True
+
+
+def append_line(path: Path, *lines: str) -> None:
+    """Add JSON objects to a file, made if there is none, each sealed on a line; they are on disk when this returns."""
     is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.writelines(f"{seal_line(line)}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

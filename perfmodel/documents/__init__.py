@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import SchemaValidator, from_json, to_json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import SchemaValidator
 
 from perfmodel.errors import (
     EXIT_OK,
@@ -29,18 +29,14 @@ from perfmodel.errors import (
     why,
 )
 from perfmodel.files import (
-    MOST_KEYS,
     MOST_LOG_BYTES,
-    MOST_VALUES,
     parse_json,
     parse_toml,
     read_bytes,
     read_text,
     write_atomically,
 )
-from perfmodel.units import MOST_DIGITS
 
-_Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 Text = Annotated[str, Field(min_length=1)]
@@ -59,11 +55,6 @@ FirstVersion = Annotated[Literal[1], BeforeValidator(_no_truth_value)]
 STRICT = ConfigDict(
     frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants", defer_build=True
 )
-#: Every digit as 0, and more of them than an integer may have.
-_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG_NUMBER: Final = b"0" * (MOST_DIGITS + 1)
-_OF_NUMBERS: Final = b"0123456789+-.eE"
-_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 #: Pydantic's names of errors.
 _UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_KIND: Final = "union_tag_not_found"
@@ -267,58 +258,6 @@ def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
         return validated(model, raw)
     except ValidationError as error:
         raise InvalidDocument(f"{where}: {first_problem(error, model)}") from error
-
-
-def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line]:
-    """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped."""
-    with reading(path, what):
-        # As bytes: text would also be split at the line separators of Unicode.
-        lines = read_bytes(path).split(b"\n")
-    found: list[_Line] = []
-    shapes: set[bytes] = set()
-    # What stands after the last line end is empty, or half an object.
-    *lines, rest = lines
-    if rest.strip() and not (lines and rest.startswith(b"{")):
-        raise InvalidDocument(
-            f"{path}: line {len(lines) + 1}: must be a JSON object; save it again"
-        )
-    for number, line in enumerate(lines, start=1):
-        try:
-            if not _is_surely_strict(line, shapes):
-                parse_json(line.decode())
-            found.append(kind.validate_json(line, strict=True))
-        except ValueError as error:
-            said = first_problem(error) if isinstance(error, ValidationError) else why(error)
-            raise InvalidDocument(f"{path}: line {number}: {said}") from error
-    return found
-
-
-def _is_surely_strict(line: bytes, shapes: set[bytes]) -> bool:
-    """Whether JSON surely keeps the rules of ``parse_json`` on keys and numbers; depth is what its schema allows.
-
-    Written again, a quotation mark stays one, unless it was written as a number of Unicode. Of a key that stands
-    twice one is gone, with its marks. Lines of one shape differ in digits, signs, points and exponents alone. The
-    check leaves them out of texts: keys unlike without them are unlike with them. So one line answers for its shape.
-    ``shapes``: digests of those that passed.
-    """
-    marks = line.count(b'"')
-    if b"\\u" in line or marks > 2 * MOST_KEYS or len(line) > MOST_VALUES:
-        return False
-    if _LONG_NUMBER in line.translate(_DIGITS):
-        return False
-    shape = hashlib.sha256(line.translate(None, _OF_NUMBERS)).digest()
-    if shape in shapes:
-        return True
-    try:
-        # First what is no JSON: a search for the end of a text that has none takes the square of its length.
-        from_json(line)
-        bare = _TEXT.sub(lambda text: text[0].translate(None, _OF_NUMBERS), line)
-        if to_json(from_json(bare)).count(b'"') != marks:
-            return False
-    except ValueError:
-        return False
-    shapes.add(shape)
-    return True
 
 
 def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:

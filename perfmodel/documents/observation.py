@@ -5,12 +5,14 @@ arithmetic of floats, and nearly half of a packed file.
 """
 
 import functools
+import hashlib
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,17 +22,28 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
+    ValidationError,
 )
+from pydantic_core import from_json, to_json
 
-from perfmodel.documents import Record, read_lines
-from perfmodel.errors import InvalidDocument
-from perfmodel.files import refuse_deep
+from perfmodel.documents import Record, first_problem, reading
+from perfmodel.errors import InvalidDocument, why
+from perfmodel.files import (
+    MOST_KEYS,
+    MOST_VALUES,
+    parse_json,
+    read_bytes,
+    refuse_deep,
+    unseal_line,
+)
 from perfmodel.layout import RunSetting
 from perfmodel.statistics import Share
+from perfmodel.units import MOST_DIGITS
 from perfmodel.workload import Operator, Phase, Workload, traffic_bytes
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
 
+_Line = TypeVar("_Line")
 _stored: Final = PlainSerializer(lambda duration_s: round(duration_s, 10), when_used="json")
 Duration = Annotated[float, Field(ge=0), _stored]
 Durations = tuple[Duration, ...]
@@ -382,6 +395,74 @@ Observation = Annotated[
     Field(discriminator="kind"),
 ]
 _ADAPTER: TypeAdapter[Observation] = TypeAdapter(Observation)
+
+
+#: Every digit as 0, and more of them than an integer may have.
+_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_NUMBER: Final = b"0" * (MOST_DIGITS + 1)
+_OF_NUMBERS: Final = b"0123456789+-.eE"
+_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+
+def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line]:
+    """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped.
+
+    Lines of older versions have no seal; in one file all have one, or none.
+    """
+    with reading(path, what):
+        # As bytes: text would also be split at the line separators of Unicode.
+        lines = read_bytes(path).split(b"\n")
+    found: list[_Line] = []
+    shapes: set[bytes] = set()
+    bare: list[int] = []
+    # What stands after the last line end is empty, or half an object.
+    *lines, rest = lines
+    if rest.strip() and not (lines and rest.startswith(b"{")):
+        raise InvalidDocument(
+            f"{path}: line {len(lines) + 1}: must be a JSON object; save it again"
+        )
+    for number, written in enumerate(lines, start=1):
+        try:
+            line, is_sealed = unseal_line(written)
+            if not is_sealed:
+                bare.append(number)
+            if not _is_surely_strict(line, shapes):
+                parse_json(line.decode())
+            found.append(kind.validate_json(line, strict=True))
+        except ValueError as error:
+            said = first_problem(error) if isinstance(error, ValidationError) else why(error)
+            raise InvalidDocument(f"{path}: line {number}: {said}") from error
+    if bare and len(bare) < len(found):
+        raise InvalidDocument(f"{path}: line {bare[0]}: must carry a seal as others do, got none")
+    return found
+
+
+def _is_surely_strict(line: bytes, shapes: set[bytes]) -> bool:
+    """Whether JSON surely keeps the rules of ``parse_json`` on keys and numbers; depth is what its schema allows.
+
+    Written again, a quotation mark stays one, unless it was written as a number of Unicode. Of a key that stands
+    twice one is gone, with its marks. Lines of one shape differ in digits, signs, points and exponents alone. The
+    check leaves them out of texts: keys unlike without them are unlike with them. So one line answers for its shape.
+    ``shapes``: digests of those that passed.
+    """
+    marks = line.count(b'"')
+    if b"\\u" in line or marks > 2 * MOST_KEYS or len(line) > MOST_VALUES:
+        return False
+    if _LONG_NUMBER in line.translate(_DIGITS):
+        return False
+    shape = hashlib.sha256(line.translate(None, _OF_NUMBERS)).digest()
+    if shape in shapes:
+        return True
+    try:
+        # First what is no JSON: a search for the end of a text that has none takes the square of its length.
+        from_json(line)
+        bare = _TEXT.sub(lambda text: text[0].translate(None, _OF_NUMBERS), line)
+        if to_json(from_json(bare)).count(b'"') != marks:
+            return False
+    except ValueError:
+        return False
+    shapes.add(shape)
+    return True
 
 
 def read_observations(path: Path) -> list[Observation]:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
 
-from perfmodel.documents import Record, read_lines
+from perfmodel.documents import Record
+from perfmodel.documents.observation import read_lines
 from perfmodel.errors import MeasurementFailed, NotFeasible
 from perfmodel.units import MBIT, Seconds
 

@@ -291,7 +291,7 @@ def test_a_text_without_its_end_is_not_searched_for(
         searched.append(line)
         return line
 
-    monkeypatch.setattr(documents, "_TEXT", SimpleNamespace(sub=search))
+    monkeypatch.setattr(documents.observation, "_TEXT", SimpleNamespace(sub=search))
     path = tmp_path / "observations.jsonl"
     path.write_text(LINE + "\n" + '"\\' * 1000 + "\n", encoding="utf-8")
     with pytest.raises(InvalidDocument, match="line 2: "):
@@ -303,8 +303,23 @@ def test_lines_that_were_read_are_not_kept() -> None:
     """64 MiB of unlike lines would take twice the memory."""
     shapes: set[bytes] = set()
     for letter in ("a", "b"):
-        assert documents._is_surely_strict(f'{{"key":"{letter * 1000}"}}'.encode(), shapes)
+        assert documents.observation._is_surely_strict(f'{{"key":"{letter * 1000}"}}'.encode(), shapes)
     assert sum(map(len, shapes)) == 64
+
+
+def test_a_line_that_was_changed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "observations.jsonl"
+    append_line(path, LINE, LINE)
+    assert len(read_observations(path)) == 2
+    first, second = path.read_text(encoding="utf-8").splitlines()
+    digit = next(at for at, letter in enumerate(second) if letter in "2345678")
+    changed = second[:digit] + "9" + second[digit + 1 :]
+    path.write_text(f"{first}\n{changed}\n", encoding="utf-8")
+    with pytest.raises(InvalidDocument, match="line 2: was changed after it was written: its seal"):
+        read_observations(path)
+    path.write_text(f"{first}\n{LINE}\n", encoding="utf-8")
+    with pytest.raises(InvalidDocument, match="line 2: must carry a seal as others do, got none"):
+        read_observations(path)
 
 
 def test_a_task_that_is_recorded_twice_is_named(tmp_path: Path) -> None:
