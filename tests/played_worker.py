@@ -19,6 +19,7 @@ from perfmodel.documents.observation import (
     StepObservation,
 )
 from perfmodel.errors import MeasurementFailed
+from perfmodel.files import append_line
 from perfmodel.layout import RunSetting
 
 NUM_STEPS = 12
@@ -83,8 +84,7 @@ REPLAY: Final = ReplayObservation(
 
 def append(output: Path, *observations: Record) -> Path:
     """A file of observations with these at its end."""
-    with output.open("a", encoding="utf-8") as file:
-        file.writelines(f"{observation.model_dump_json()}\n" for observation in observations)
+    append_line(output, *(observation.model_dump_json() for observation in observations))
     return output
 
 

@@ -26,8 +26,8 @@ from pydantic import (
 )
 from pydantic_core import from_json, to_json
 
-from perfmodel.documents import Record, first_problem, reading
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.documents import Record, first_problem
+from perfmodel.errors import InvalidDocument, reading, why
 from perfmodel.files import (
     MOST_KEYS,
     MOST_VALUES,
