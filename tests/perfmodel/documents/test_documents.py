@@ -303,7 +303,9 @@ def test_lines_that_were_read_are_not_kept() -> None:
     """64 MiB of unlike lines would take twice the memory."""
     shapes: set[bytes] = set()
     for letter in ("a", "b"):
-        assert documents.observation._is_surely_strict(f'{{"key":"{letter * 1000}"}}'.encode(), shapes)
+        assert documents.observation._is_surely_strict(
+            f'{{"key":"{letter * 1000}"}}'.encode(), shapes
+        )
     assert sum(map(len, shapes)) == 64
 
 
