@@ -139,14 +139,13 @@ def read_table(
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
     reader = csv.reader(text, delimiter=delimiter)
     try:
-        names = next(reader, [])
+        names = [name.strip() for name in next(reader, [])]
         # Spreadsheets write columns without a name behind the last.
         if twice := next((name for name in names if name and names.count(name) > 1), None):
             raise Unreadable(f"every column must have a name of its own, got {twice!r} twice")
         if missing := [name for name in columns if name not in names]:
-            raise Unreadable(
-                f"must have the columns {', '.join(columns)}, got none named {', '.join(missing)}"
-            )
+            noun = "column" if len(missing) == 1 else "columns"
+            raise Unreadable(f"must have the {noun} {', '.join(missing)}")
         for cells in reader:
             if cells and len(cells) != len(names):
                 raise Unreadable(

@@ -59,8 +59,8 @@ plan options: PLAN export json output report today verbose unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
     profile sequence-length top verbose unsealed
 predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
-    from-runs json layout loader-samples-per-s model no-measure nodes-like output plot profile samples scaling
-    sequence-length sync-every-step trace validation verbose workload unsealed
+    json layout loader-samples-per-s model no-measure nodes-like output plot profile samples scaling
+    sequence-length sync-every-step throughput trace validation verbose workload unsealed
 report: json devices out profile validation unsealed
 serve: machine cluster port profile validation workload unsealed
 trace: MODEL json checkpointing device-kind image-size micro-batch optimizer optimizer-implementation

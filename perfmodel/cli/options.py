@@ -388,13 +388,9 @@ SequenceLength: TypeAlias = Annotated[
 DevicesPerNode: TypeAlias = Annotated[
     int | None, count("--devices-per-node", "Devices of a node, which share its fast links.")
 ]
-FromRuns: TypeAlias = Annotated[
+Throughput: TypeAlias = Annotated[
     Path | None,
-    file(
-        "--from-runs",
-        "Nothing but runs on fewer devices: CSV with devices, samples_per_s; model, machine, batch, precision, "
-        "devices_per_node as needed.",
-    ),
+    file("--throughput", "Predict from a CSV of measured samples/s on fewer devices."),
 ]
 DeviceMemory: TypeAlias = Annotated[
     Bytes | None, size("--device-memory", "Memory of one device, such as 80GiB.")

@@ -114,16 +114,16 @@ def predict(
     no_measure: Annotated[bool, _NO_MEASURE] = False,
     torch: opt.TorchVersion = None,
     nccl: opt.NcclVersion = None,
-    from_runs: opt.FromRuns = None,
+    throughput: opt.Throughput = None,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
-    if from_runs is not None:
+    if throughput is not None:
         from perfmodel.growth import growth
 
-        taken = {"from_runs", "devices", "as_json", "verbose", "output"}
+        taken = {"throughput", "devices", "as_json", "verbose", "output"}
         excluded = dict.fromkeys(sorted({*context.params} - taken), "the table says what ran")
-        opt.refuse_typed(context, excluded, beside="--from-runs")
-        show_answer(growth(from_runs, context.params["devices"]))
+        opt.refuse_typed(context, excluded, beside="--throughput")
+        show_answer(growth(throughput, context.params["devices"]))
         return
     as_json, _, output = printing.get()
     if as_json and as_csv:

@@ -159,7 +159,7 @@ class PredictionDocument(Shown, Document):
     caveats: tuple[str, ...]
 
 
-class GrownPoint(Record):
+class ExtrapolatedPoint(Record):
     """More devices than were measured."""
 
     devices: PositiveInt
@@ -169,25 +169,29 @@ class GrownPoint(Record):
     """Samples per second of a device over those of one among the fewest."""
 
 
-class GrownSeries(Record):
+class ExtrapolatedSeries(Record):
     """Runs of a table that differ in nothing but the number of devices."""
 
-    name: str
-    """Model and machine."""
+    model: str
+    machine: str
+    precision: str
+    batch: PositiveFloat | None
+    """Samples of one device in a step."""
+    devices_per_node: PositiveInt
     measured: tuple[PositiveInt, ...]
     """Numbers of devices, ascending."""
-    points: tuple[GrownPoint, ...]
+    points: tuple[ExtrapolatedPoint, ...]
 
 
 class GrowthDocument(Printed, Document):
     """Samples per second on more devices than a table of runs has."""
 
     title: ClassVar[str] = "prediction from runs"
-    made_by: ClassVar[str] = "perfmodel predict --from-runs TABLE --output"
+    made_by: ClassVar[str] = "perfmodel predict --throughput TABLE --output"
 
     provenance: Provenance
     table_sha256: str
-    series: tuple[GrownSeries, ...]
+    series: tuple[ExtrapolatedSeries, ...]
     caveats: tuple[str, ...]
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.documents.prediction import (
@@ -232,17 +233,35 @@ def measured_table(prediction: PredictionDocument) -> Table:
 
 
 def growth_table(found: GrowthDocument) -> Table:
-    """What more devices than were measured would do."""
-    rows = [(series, point) for series in found.series for point in series.points]
+    """What more devices than were measured would do; of a series its model, and what tells it from the others."""
+    constant = [
+        (
+            each.model,
+            each.machine,
+            each.precision,
+            f"batch {each.batch:g}" if each.batch else "",
+            f"{each.devices_per_node} a node",
+        )
+        for each in found.series
+    ]
+    differs = [
+        column == 0 or len({*values}) > 1
+        for column, values in enumerate(zip(*constant, strict=True))
+    ]
+    names = [", ".join(filter(None, compress(each, differs))) for each in constant]
     return table(
         "Samples per second on more devices",
-        rows,
+        [
+            (name, series, point)
+            for name, series in zip(names, found.series, strict=True)
+            for point in series.points
+        ],
         {
-            "<Runs": "0.name",
-            "<Measured on": lambda row: ", ".join(map(str, row[0].measured)),
-            "Devices": "1.devices",
-            "Samples/s": "1.samples_per_s:k",
-            "Efficiency": lambda row: _percentages(row[1].efficiency),
+            "<Runs": "0",
+            "<Measured on": lambda row: ", ".join(map(str, row[1].measured)),
+            "Devices": "2.devices",
+            "Samples/s": "2.samples_per_s:k",
+            "Efficiency": lambda row: _percentages(row[2].efficiency),
         },
         caption="Of all devices. Efficiency: of a device, over one among the fewest that were measured. "
         f"{_OUTCOMES} Evidence: extrapolated.",

@@ -31,6 +31,7 @@ from perfmodel.documents.profile import (
 )
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
+from perfmodel.growth import read_series
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
 from tests.fuzz import nonsense
 from tests.fuzz.forked import checked
@@ -89,6 +90,7 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
         _ROOT / "docs" / "runs" / "a100.csv",
         lambda path: read_runs(path, RunColumns()),
     ),
+    "throughput": ("csv", _ROOT / "docs" / "runs" / "one-node.csv", read_series),
     "records": ("jsonl", _RECORD, read_run_rows),
     "mlperf": ("log", _MLPERF, read_run_rows),
     "config": ("json", _INPUTS / "config.json", lambda path: read_shape(path, families=DECODERS)),
@@ -163,6 +165,7 @@ _SHIPPED: Final = {
     "nccl": "tests/regression/inputs/nccl.txt",
     "config": "tests/regression/inputs/config.json",
     "runs": "docs/runs/a100.csv",
+    "throughput": "docs/runs/one-node.csv",
     "cluster": "docs/clusters/ethernet.toml",
     "yaml": "docs/cases/mpt-7b.yaml",
     "net": "docs/cases/net.py",

@@ -17,6 +17,7 @@ devices   machines dgx-a100   batch --points 64=10,128=11   fit {tmp}   fit {fol
 goodput --devices 100 --work-days 10 --mtbf-device-hours 50000 --checkpoint-s 60
 network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8
 calibrate --from-runs {runs} --device A100 --out new/inferred
+predict --throughput {throughput} --devices 8
 report --profile {stored} --devices 1 --out written
 validate published --data {tmp}   validate --from {plan}
 predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8
@@ -37,9 +38,9 @@ _MACHINES: Final = words(
     "{stored} {inferred} {measured} dgx-a100 dgx-h100 {slower} {traced} {plan}"
 )
 _FILES: Final = words("""
-{stored} {inferred} {traced} {plan} {budget} {tmp} {measured} {log} {nccl} {runs} {cluster} {columns} {steps}
-{config} {yaml} {clauses} {goodput} {validation} {folder} {truth} {net} {observations} /dev/null /dev/zero
-{tmp}/missing /proc/self/mem .
+{stored} {inferred} {traced} {plan} {budget} {tmp} {measured} {log} {nccl} {runs} {throughput} {cluster}
+{columns} {steps} {config} {yaml} {clauses} {goodput} {validation} {folder} {truth} {net} {observations}
+/dev/null /dev/zero {tmp}/missing /proc/self/mem .
 """)
 _FIELDS: Final = words("""
 network.bandwidth network.latency network.algorithm device memory.bandwidth precision accumulation bucket_cap

@@ -1,4 +1,4 @@
-"""Published throughput: the fewest devices predict more, by ``perfmodel predict --from-runs``.
+"""Published throughput: the fewest devices predict more, by ``perfmodel predict --throughput``.
 
 Each source is the table of a user. One and two devices predict the others, or one alone; where a source begins with
 more, its two smallest counts, or its smallest. All other series of the source are known, or nothing else. Of
@@ -9,12 +9,12 @@ nodes.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
-from perfmodel.growth import TOO_GOOD, Series, grow, scatter_of
+from perfmodel.growth import TOO_GOOD, Series, extrapolate
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
 #: Sources with protocols of their own: models whose shape is known.
@@ -32,6 +32,8 @@ COLUMNS: Final = (
 )
 #: Counts in a machine's name ("2x H100") say how much of it was used, not which one it is.
 _COUNTS_IN_NAMES: Final = re.compile(r"(?<![A-Za-z0-9])\d+x(?=[ _A-Z])[ _]?")
+#: Releases of containers and GPUs in a model's name say how it ran, not which it is: "Nemotron4 15b 24.11 BF16".
+_RELEASES: Final = re.compile(r" (?:2\d\.\d\d|GB200|H100)(?= |$)")
 #: Models that are shortened where there are few devices say so in a note.
 _LAYERS: Final = re.compile(r"\blayers=\d+")
 #: How weights are sharded, and among how many devices: "FSDP128".
@@ -66,7 +68,7 @@ def judge(table: Table) -> Iterator[PublishedSeries]:
     sources = read_series(table)
     for source, series in sources.items():
         others = {one: [other for other in series if other is not one] for one in series}
-        yield from _judge_grown(table.source, source, "others known", others, _by_devices)
+        yield from _judge_extrapolated(table.source, source, "others known", others, _by_devices)
     if not sources:
         table.skipped.append("scaling: no series with few devices and more")
 
@@ -110,9 +112,9 @@ def read_series(table: Table) -> dict[str, list[Series]]:
         if len(steps) < 2 or max(steps) <= 2:
             table.leave_out("no other count of devices beside it, or two at most", num_rows)
             continue
-        one = _series(
+        one = Series.of(
             steps,
-            model=key[1],
+            model=_RELEASES.sub("", key[1]),
             machine=key[2],
             per_node=nodes[key],
             batch=next(filter(None, _batches(last[key])), None),
@@ -180,7 +182,7 @@ def judge_repeated(table: Table) -> Iterator[PublishedSeries]:
     for (version, benchmark, cluster, _), by_count in steps.items():
         if _COUNTS[-1] in by_count and len(by_count) > 1:
             versions[
-                _series(
+                Series.of(
                     by_count, model=f"{benchmark}, {version}", machine=cluster, per_node=_PER_NODE
                 )
             ] = version
@@ -190,21 +192,12 @@ def judge_repeated(table: Table) -> Iterator[PublishedSeries]:
     for kind, name in _KINDS.items():
         same = [one for one in versions if one.model.startswith(kind)]
         others = {one: [o for o in same if versions[o] != versions[one]] for one in same}
-        yield from _judge_grown(table.source, name, "other versions known", others, _by_counts)
+        yield from _judge_extrapolated(
+            table.source, name, "other versions known", others, _by_counts
+        )
 
 
-def _series(by_count: Mapping[float, Sequence[float]], **others: Any) -> Series:
-    """Medians of steps by number of devices."""
-    counts = np.array(sorted(by_count))
-    return Series(
-        devices=counts,
-        step=np.array([float(np.median(by_count[count])) for count in counts]),
-        scatter=tuple(scatter_of(by_count[count]) for count in counts),
-        **others,
-    )
-
-
-def _judge_grown(
+def _judge_extrapolated(
     source: str,
     name: str,
     words: str,
@@ -233,7 +226,7 @@ def _judge_grown(
 def _part(one: Series, others: Sequence[Series], known: int) -> Part:
     """Steps beyond the fewest devices of a series, beside linear scaling and efficiency carried on."""
     later = one.step[known:]
-    low, middle, high = grow(one.fewest(known), others, one.devices[known:])
+    low, middle, high = extrapolate(one.fewest(known), others, one.devices[known:])
     return Part(
         measured=later,
         predicted={

@@ -26,7 +26,9 @@ def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
     assert alone.name == "acme, nothing else known, 1 and 2 devices"
     assert verdict.errors[1].method == "linear scaling"
     assert verdict.errors[1].mape == pytest.approx(1 - 1 / 1.1)
-    assert skipped == ["scaling: acme: ncf on box: devices are 8 times as fast together as alone"]
+    assert skipped == [
+        "scaling: acme: ncf on box, batch 1: devices are 8 times as fast together as alone"
+    ]
     assert verdict.num_beyond == 1
     carried = verdict.errors[2]
     assert carried.method == CARRIED
@@ -52,6 +54,18 @@ def test_shards_among_all_devices_and_in_groups_are_two_series(tmp_path: Path) -
     assert [list(one.doublings(one.devices)) for one in sources["s"]] == [[0, 1, 2]]
     assert [list(one.devices) for one in sources["acme"]] == [[64, 128, 256], [512, 1024, 2048]]
     assert table.counted().num_judged == 9
+
+
+def test_precisions_and_releases_of_one_model_are_no_other_models(tmp_path: Path) -> None:
+    """Else its own losses would be known as those of others."""
+    models = ("Llama 3.1 405b 24.09 BF16", "Llama3.1 405b FP8", "Llama 3.1 405b FP8 GB200")
+    rows = [
+        throughput(model=model, gpus=n, micro_batch=1, throughput=n)
+        for model in models
+        for n in (8, 16, 32)
+    ]
+    [found] = scaling.read_series(opened(tmp_path, "scaling", rows)).values()
+    assert [one.family for one in found] == ["llama31405b"] * 3
 
 
 # A cluster that was measured again with every version: what others showed, and what nobody did.
