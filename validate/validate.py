@@ -32,6 +32,7 @@ from perfmodel.answer import Question, interval, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.documents import Provenance, Record, checked
 from perfmodel.documents.observation import (
+    LoopObservation,
     Observation,
     failures,
     read_observations,
@@ -258,6 +259,11 @@ def judge(
         noise_floor=noise_floor,
         expected_noise=plan.gates.expected_noise,
         coverage=coverage,
+        coverage_of_runs=fraction(
+            plan.predicted_s[entry.setting.label].holds(entry.step_s)
+            for entry in entries
+            if isinstance(entry, LoopObservation) and entry.setting.label in plan.predicted_s
+        ),
     )
 
 

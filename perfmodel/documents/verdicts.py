@@ -152,6 +152,8 @@ class ValidationDocument(ProfileVerdict):
     noise_floor: ErrorSummary | None
     expected_noise: NonNegativeFloat | None = None
     """The same as the calibration leads to expect, where gates rest on it (quick budget)."""
+    coverage_of_runs: Share | None = None
+    """Of single runs, of which an interval tells; ``coverage`` is of means of runs. None: not recorded."""
 
     @property
     def speedup_scatter(self) -> float | None:

@@ -140,6 +140,8 @@ def summary_lines(validation: ValidationDocument) -> Iterator[str]:
         yield f"Noise floor of speed-ups: calibrated ones, again: {again} (MAPE){said}"
     counts = f"({covered} of {len(validation.settings)})"
     yield f"Coverage: {percent(validation.coverage)} inside the 90 % interval {counts}"
+    if validation.coverage_of_runs is not None:
+        yield f"Coverage of single runs: {percent(validation.coverage_of_runs)}; above: of their means"
     yield from gate_lines(validation.gates)
     yield from (f"Not run, out of memory: {label}" for label in validation.too_large)
     if validation.failed:

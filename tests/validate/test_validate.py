@@ -1,5 +1,6 @@
 """The judge: predicts first, measures then, and never fits."""
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -103,6 +104,7 @@ def test_a_machine_that_does_as_predicted_passes_without_error(request_: Validat
         row.setting.label: asdict(row.predicted_s) for row in document.settings
     }
     assert document.passed
+    assert document.coverage_of_runs == 1.0
     assert document.summary.num_settings == 8
     assert document.summary.mape == pytest.approx(0, abs=1e-9)
     assert document.speedup_summary is not None
@@ -111,6 +113,18 @@ def test_a_machine_that_does_as_predicted_passes_without_error(request_: Validat
     assert document.speedup_summary.mape == pytest.approx(0, abs=0.01)
     assert {repeat.setting.world_size for repeat in document.repeats} == {1, 2}
     assert document == ValidationDocument.read(request_.folder / VALIDATION)
+
+
+def test_single_runs_are_counted_beside_their_means(request_: ValidationRequest) -> None:
+    as_said, calls = as_predicted(request_.folder), itertools.count()
+
+    def one_in_two_is_slow(setting: RunSetting) -> float:
+        return as_said(setting) * (1.0 if next(calls) % 2 else 100.0)
+
+    document = run(request_, PlayedWorker(step_s=one_in_two_is_slow))
+    assert document.coverage_of_runs is not None
+    assert 0.25 <= document.coverage_of_runs <= 0.75
+    assert document.coverage < 0.25
 
 
 def test_what_memory_does_not_hold_is_named_and_not_judged(request_: ValidationRequest) -> None:
