@@ -121,6 +121,10 @@ def _opened(path: Path) -> int:
         lock = os.open(path, flags)
     except FileNotFoundError:
         lock = os.open(path, flags | os.O_CREAT, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link; remove it") from None
+        raise
     try:
         _refuse_strange(lock, is_own=path.parent == _own_folder())
     except OSError:

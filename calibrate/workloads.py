@@ -14,9 +14,10 @@ from calibrate.environment import memory_facts, placement_of
 from calibrate.replays import first_failure_in, replays_in, start_of, with_replays
 from calibrate.task import ReplayTask
 from perfmodel.cost.memory import TracedMemory, overhead_of
-from perfmodel.documents.observation import read_observations
+from perfmodel.documents import is_edit_taken
+from perfmodel.documents.observation import is_sealed, read_observations
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed
+from perfmodel.errors import UNSEALED, CalibrationUnavailable, MeasurementFailed
 from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import format_bytes
@@ -173,9 +174,18 @@ def _content(trace: SymbolicStep, micro_batch: int) -> str:
 
 
 def with_stored_workloads(profile: MeasuredMachine, folder: Path) -> MeasuredMachine:
-    """The profile with every workload that was measured in place in the folder of its calibration."""
+    """The profile with every workload that was measured in place in the folder of its calibration.
+
+    Raises ``CalibrationUnavailable`` if one of them carries no seals: a changed digit would be believed.
+    """
     if profile.operators is None:
         return profile
-    for observations in sorted((folder / WORKLOADS).glob(f"*/{OBSERVATIONS}")):
-        profile = with_replays(profile, replays_in(observations))
+    for path in sorted((folder / WORKLOADS).glob(f"*/{OBSERVATIONS}")):
+        replays = replays_in(path)
+        if replays and not (is_sealed(path) or is_edit_taken(str(path))):
+            raise CalibrationUnavailable(
+                f"{path}: its lines carry no seals: an older version measured them; remove the file, and predict "
+                f"measures again{UNSEALED}"
+            )
+        profile = with_replays(profile, replays)
     return profile

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from perfmodel.errors import PerfModelError, why
+from perfmodel.errors import PerfModelError, UsageError, why
 from perfmodel.units import HOUR_S, MIB, MOST_DIGITS, Bytes, format_bytes
 
 #: A document; a calibration of one machine has some 100 KiB, the trace of a large model some MiB.
@@ -49,6 +49,14 @@ _TOO_LONG: Final = f"numbers must have at most {MOST_DIGITS} digits, got a longe
 
 class Unreadable(ValueError):
     """The content of a file is too large, damaged, or written loosely."""
+
+
+def working_folder() -> Path:
+    """Where the command runs; ``UsageError`` if somebody removed it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the folder where the command runs is gone; go to another one") from None
 
 
 def read_bytes(path: Path, *, most: Bytes = MOST_BYTES) -> bytes:
@@ -243,12 +251,20 @@ def parse_toml(text: str) -> dict[str, Any]:
         found = tomllib.loads(text)
     except RecursionError:
         raise Unreadable(_TOO_DEEP) from None
-    except ValueError as error:
-        if isinstance(error, tomllib.TOMLDecodeError):
-            raise
+    except tomllib.TOMLDecodeError as error:
+        raise Unreadable(_no_toml(str(error))) from None
+    except ValueError:
         raise Unreadable(_TOO_LONG) from None
     refuse_deep(found)
     return found
+
+
+def _no_toml(said: str) -> str:
+    """Why a text is no TOML; its parser spells keys that stand twice as Python's tuples and namespaces."""
+    problem, _, place = said.rpartition(" (at ")
+    is_twice = problem.startswith(("Cannot ", "Duplicate "))
+    problem = "a key stands twice" if is_twice else problem[:1].lower() + problem[1:]
+    return f"it is no TOML ({problem}, {place}"
 
 
 #: Of the names of files that are not complete.
@@ -332,25 +348,32 @@ def seal_line(line: str) -> str:
 
 def unseal_line(line: bytes) -> tuple[bytes, bool]:
     """A line without its seal, and whether it had one; ``ValueError`` if that does not fit."""
-    body, _, rest = line.rpartition(_SEAL)
-    if len(rest) != _SEAL_DIGITS + len('"}'):
+    body, mark, rest = line.rpartition(_SEAL)
+    if not mark or len(rest) != _SEAL_DIGITS + len('"}'):
         return line, False
     bare = body + b"}"
-    if seal_line(bare.decode()).encode() != line:
+    if rest != f'{hashlib.sha256(bare).hexdigest()[:_SEAL_DIGITS]}"}}'.encode():
         raise ValueError("was changed after it was written: its seal does not fit; measure again")
     return bare, True
 
 
 def append_line(path: Path, *lines: str) -> None:
-    """Add JSON objects to a file, made if there is none, each sealed on a line; they are on disk when this returns."""
+    """Add JSON objects to a file, made if there is none, one a line; they are on disk when this returns.
+
+    Lines are sealed, but not behind those of an older version: in one file all are, or none.
+    """
     is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{seal_line(line)}\n" for line in lines)
+        with path.open("a+b") as file:
+            file.seek(0)
+            first = file.readline(MOST_BYTES)
+            is_sealed = not first or unseal_line(first.rstrip(b"\n"))[1]
+            written = map(seal_line, lines) if is_sealed else lines
+            file.writelines(f"{line}\n".encode() for line in written)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise PerfModelError(
             f"{path}: cannot be written: {why(error)}; what stood there is kept"
         ) from error
@@ -363,12 +386,12 @@ def trim_unfinished_line(path: Path) -> None:
     if not path.exists():
         return
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, most=MOST_LOG_BYTES)
         end = content.rfind(b"\n") + 1
         if end < len(content):
             with path.open("r+b") as file:
                 file.truncate(end)
-    except OSError as error:
+    except (OSError, Unreadable) as error:
         raise PerfModelError(
-            f"{path}: cannot be continued: {error.strerror}; choose another --out"
+            f"{path}: cannot be continued: {why(error)}; choose another --out"
         ) from error

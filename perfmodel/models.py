@@ -1,8 +1,7 @@
 """Models by what a user names: a name, a Hugging Face config, a workload file, or code that is traced."""
 
 import re
-import sys
-from contextlib import chdir, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,7 @@ from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
 from perfmodel.files import read_json, read_text
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step import collector_paused
-from perfmodel.tracing import without_compiler
+from perfmodel.tracing import users_code, without_compiler
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
 from perfmodel.workload import is_model
 from perfmodel.workload.step import USUAL_METHOD, StepMethod
@@ -180,8 +179,7 @@ def traced_document(  # noqa: PLR0913 - one parameter per part of a step
         source = find_source(model, size, option=where)
         return trace_model(source, method, micro_batch=micro_batch, casts=casts)
 
-    # What a user's code prints is no part of the answer, and answers are written where the command runs.
-    with collector_paused(), redirect_stdout(sys.stderr), chdir("."):
+    with collector_paused(), users_code():
         if ".py" not in model:
             with suppress(UntraceableModel, ImportError), without_compiler():
                 return document_of(trace())

@@ -1,5 +1,6 @@
 """Questions about steps: trace, predict, explain, compare, memory, diagnosis."""
 
+import itertools
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_of, is_workload_file, traced_document, workload_of
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
-from perfmodel.units import Bytes
+from perfmodel.units import MOST_ENTRIES, Bytes
 from perfmodel.workload.step import CHECKPOINTING, DEVICE_KINDS, PRECISIONS, USUAL_METHOD
 
 if TYPE_CHECKING:
@@ -425,8 +426,14 @@ def _counts(devices: Any) -> tuple[int, ...]:
     found = (
         devices if isinstance(devices, Iterable) and not isinstance(devices, str) else (devices,)
     )
+    named = [*itertools.islice(found, MOST_ENTRIES + 1)]
+    if len(named) > MOST_ENTRIES:
+        raise UsageError(
+            f"devices: must name at most {MOST_ENTRIES} counts, got more; name 1, 2, 4, 8, ...: between them it is "
+            "smooth"
+        )
     try:
-        counts = tuple(sorted({operator.index(count) for count in found}))
+        counts = tuple(sorted(set(map(operator.index, named))))
     except TypeError:
         raise UsageError(f"devices: must be whole numbers, got {devices!r}") from None
     if not counts:

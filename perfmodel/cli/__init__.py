@@ -468,8 +468,10 @@ def main() -> None:
     gc.set_threshold(100_000)
     # NumPy would print where a number became infinite, and go on with it.
     warnings.filterwarnings("error", category=RuntimeWarning, module=_NUMERIC)
-    if sys.stderr is None:  # closed; an answer needs none
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    if sys.stderr is None:  # closed; an answer needs none, but ranks that are started inherit it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+        os.set_inheritable(_STDERR, True)  # where it was the first that is free, dup2 does nothing
+        sys.stderr = os.fdopen(_STDERR, "w", encoding="utf-8")
     if sys.stdout is None:
         # the next file that is opened would take its place
         sys.exit(_complain("standard output is closed; send it to a file", code=EXIT_FAILURE))
@@ -491,6 +493,8 @@ def main() -> None:
     sys.exit(code)
 
 
+#: Descriptor of standard error.
+_STDERR: Final = 2
 #: Modules that compute.
 _NUMERIC: Final = r"(?:perfmodel|calibrate|validate|numpy|scipy)(?:\.|$)"
 #: The extra of ``pip install '.[EXTRA]'`` that brings a module.

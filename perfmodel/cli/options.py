@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Typ
 import typer
 
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
-from perfmodel.units import MINUTE_S, Bytes, decimal, parse_bandwidth, parse_bytes, whole
+from perfmodel.units import (
+    MINUTE_S,
+    MOST_ENTRIES,
+    Bytes,
+    decimal,
+    parse_bandwidth,
+    parse_bytes,
+    whole,
+)
 
 if TYPE_CHECKING:
     from perfmodel.machine.measured import MeasuredMachine
@@ -71,10 +79,6 @@ def _names(text: str) -> tuple[str, ...]:
     return found
 
 
-#: Of one question; of a deep model they take up to 70 ms each.
-MOST_COUNTS: Final = 64
-
-
 def _above_zero(parse: Callable[[str], float]) -> Callable[[str], float]:
     def value(text: str) -> float:
         found = parse(text)
@@ -113,18 +117,17 @@ def _number(text: str, *, or_zero: bool = False) -> float:
     return found
 
 
-def _few(text: str, what: str) -> tuple[str, ...]:
-    if len(found := _names(text)) > MOST_COUNTS:
-        raise ValueError(f"must name at most {MOST_COUNTS} {what}, got {len(found)}")
+def _few(text: str, what: str, *, instead: str = "leave some out") -> tuple[str, ...]:
+    if len(found := _names(text)) > MOST_ENTRIES:
+        raise ValueError(f"must name at most {MOST_ENTRIES} {what}, got {len(found)}; {instead}")
     return found
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    found = tuple(map(_whole, _names(text)))
-    if not found:
+    names = _few(text, "counts", instead="name 1,2,4,8,...: between them it is smooth")
+    if not names:
         raise ValueError("must name at least one count, got none")
-    _few(text, "counts")
-    return found
+    return tuple(map(_whole, names))
 
 
 def _pairs(text: str) -> dict[float, float]:

@@ -34,6 +34,7 @@ from perfmodel.files import (
     parse_toml,
     read_bytes,
     read_text,
+    working_folder,
     write_atomically,
 )
 
@@ -208,7 +209,7 @@ def asked_by() -> tuple[str, ...]:
 
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
     """A command as records keep it: paths relative to the folder, a program elsewhere by its name alone."""
-    start = f"{(folder or Path.cwd()).as_posix().rstrip('/')}/"
+    start = f"{(folder or working_folder()).as_posix().rstrip('/')}/"
     program, *arguments = [argument.removeprefix(start) for argument in argv] or [""]
     path = Path(program)
     if path.is_absolute() or path.name == "__main__.py":
@@ -512,12 +513,13 @@ def check_file(path: Path) -> tuple[dict[str, str], int]:
     Raises ``InvalidDocument`` if it cannot be read, or is none of our documents.
     """
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        from perfmodel.documents.observation import read_observations, refuse_repeated  # noqa: PLC0415
+        from perfmodel.documents import observation  # noqa: PLC0415
 
-        observations = read_observations(path)
-        refuse_repeated(path, observations)
+        observations = observation.read_observations(path)
+        observation.refuse_repeated(path, observations)
+        seal = "fits" if observation.is_sealed(path) else "none"
         valid = f"{len(observations)} lines, no task twice"
-        return {"kind": "observations", "valid": valid}, EXIT_OK
+        return {"kind": "observations", "seal": seal, "valid": valid}, EXIT_OK
     is_toml = path.suffix == ".toml"
     try:
         raw = (parse_toml if is_toml else parse_json)(read_text(path))

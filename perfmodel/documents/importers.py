@@ -26,7 +26,7 @@ COLLECTIVES: Final = (
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast"),
     *("all_to_all", "send_recv"),
 )
-#: By the beginning of a program's name without underscores, such as ``alltoall_perf``.
+#: By the end of a program's name without underscores, such as ``alltoall_perf`` or ``nccl_all_reduce_perf``.
 _PROGRAMS: Final = {name.replace("_", ""): name for name in COLLECTIVES}
 _RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\s(?:\s*Group\s+(\d+)\s)?.*\son\s+(\S+)\s+device")
 #: Behind the rank, its host and the address on its bus.
@@ -89,7 +89,10 @@ def read_nccl_paste(
 
 def _text(path: Path) -> str:
     with reading(path, "nccl-tests log"):
-        return _PREFIX.sub("", read_text(path).replace("\u00a0", " "))
+        text = _PREFIX.sub("", read_text(path).replace("\u00a0", " "))
+    if text.lstrip().startswith("{"):
+        raise InvalidDocument(f"{path}: log is JSON; give what the program printed")
+    return text
 
 
 def _texts(path: Path) -> list[str]:
@@ -135,7 +138,8 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
     ranks = [(whole(rank), whole(group or "0"), host) for rank, group, host in listed]
     _refuse_ranks(path, ranks)
     if collective is None and (started := _STARTED.search(text)):
-        collective = _PROGRAMS.get(started[1].removesuffix("_perf").replace("_", ""))
+        program = started[1].removesuffix("_perf").replace("_", "")
+        collective = next((_PROGRAMS[end] for end in _PROGRAMS if program.endswith(end)), None)
     collective = collective or _told(rows, len(ranks))
     if collective is None:
         raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")

@@ -470,6 +470,11 @@ def read_observations(path: Path) -> list[Observation]:
     return read_lines(path, _ADAPTER, what="observations")
 
 
+def is_sealed(path: Path) -> bool:
+    """Whether the lines of a file of observations, which was read, carry seals: all do, or none."""
+    return unseal_line(read_bytes(path).partition(b"\n")[0])[1]
+
+
 #: All that a task leaves which was not finished.
 _OF_A_FAILURE: Final = (FailedObservation, ProcessorObservation)
 #: Samples with lowered clocks from which on a run is not what the GPU can do.

@@ -83,6 +83,10 @@ def machine_file(text: str, *, flag: str, folder: Path = Path()) -> Path:
     raise UsageError(f"{flag}: must be a file or a name of perfmodel machines, got {text!r}{hint}")
 
 
+#: Constants of 16 bit with tensor cores and without.
+_OF_BOTH: Final = frozenset({"half results", "half channels"})
+
+
 class ProfileDocument(MachineDocument):
     """What ``perfmodel calibrate`` found."""
 
@@ -93,6 +97,22 @@ class ProfileDocument(MachineDocument):
 
     observations_sha256: str
     machine: Annotated[MeasuredMachine, machine_field]
+
+    @model_validator(mode="after")
+    def _of_this_law(self) -> Self:
+        """Refuse constants of 16 bit as tensor cores have them, fitted to a device without."""
+        costs = self.machine.device_costs
+        if costs is None or costs.flop_per_s["half"] > costs.flop_per_s["fp32"]:
+            return self
+        older = (
+            name for name in costs.constants if name.startswith("half ") and name not in _OF_BOTH
+        )
+        if (name := next(older, None)) is not None:
+            raise ValueError(
+                f"{name!r} is of an older version, for a device without tensor cores; perfmodel calibrate "
+                "--from-steps makes it new"
+            )
+        return self
 
     def with_machine(self, machine: MeasuredMachine) -> Self:
         """The same calibration with more measured."""

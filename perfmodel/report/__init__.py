@@ -12,7 +12,7 @@ from functools import reduce
 from html import escape
 from itertools import zip_longest
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from unicodedata import east_asian_width
 
 from perfmodel.documents import QUIET
@@ -28,6 +28,9 @@ from perfmodel.units import (
     format_rate,
     parse_duration,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEFINITIONS: Final[dict[str, str]] = {
     "Step": "One optimizer update, from the end of one step to the end of the next; of a "
@@ -516,7 +519,7 @@ _BARS: Final = {
 _MOST_BARS: Final = 24
 
 
-def figure_of(found: object) -> Any:
+def figure_of(found: object) -> "Figure":
     """Speed-up and efficiency over devices; of answers that rank, a bar per row.
 
     Raises ``UsageError`` without matplotlib.

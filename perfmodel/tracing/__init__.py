@@ -5,14 +5,23 @@ The package itself imports no torch: ``without_compiler`` is entered before that
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from perfmodel.files import working_folder
+
 _COMPILER: Final = "torch._dynamo"
 _DISTRIBUTED: Final = "torch.distributed.tensor"
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """Run what a user wrote: its words are no part of the answer, which is written where the command runs."""
+    with redirect_stdout(sys.stderr), chdir(working_folder()):
+        yield
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from perfmodel.errors import UntraceableModel, UsageError, described, did_you_mean
+from perfmodel.tracing import users_code
 from perfmodel.tracing.reference import MODELS
 from perfmodel.tracing.source import (
     OWN_SIZE,
@@ -178,7 +179,8 @@ def _factory_source(text: str) -> ModelSource:
             f"{text}: must be FILE.py:FACTORY, such as {file or name or 'train.py'}:build, the name of a function "
             "in it that returns the model"
         )
-    factory = _imported(Path(file), name, text=text)
+    with users_code():
+        factory = _imported(Path(file), name, text=text)
     made: tuple[Any, Tensor | None, Callable[..., Tensor] | None] = (), None, None
     origin = ""
     unplaced: nn.Module | None = None
@@ -192,7 +194,8 @@ def _factory_source(text: str) -> ModelSource:
             raise UntraceableModel(
                 f"{text}: must be a function without arguments, got one that is {error}; give it a default"
             ) from None
-        module, example, loss = _parts(factory(), text=text)
+        with users_code():
+            module, example, loss = _parts(factory(), text=text)
         if example is None:
             example, origin = torch.empty(_IMAGE), f"assumed: {name} returns no batch"
         if isinstance(example, tuple | list) and _ends_in_targets(module, example):

@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from calibrate.campaign import OBSERVATIONS
+from perfmodel.files import seal_line
 from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
 from tests.benchmarks.page import rows as page_rows
 from tests.perfmodel.tracing.configs import CONFIGS
@@ -287,9 +288,9 @@ def files(folder: Path) -> dict[str, tuple[str, Callable[[int], str]]]:
 
 
 def more_rounds(size: int) -> str:
-    """Lines of the recorded calibration and of rounds after it, as many as it takes; ``size``: in bytes, about."""
+    """Sealed lines of the recorded calibration and of rounds after it, as many as a size in bytes takes."""
     lines, length = [], 0
-    for line in _observed():
+    for line in map(seal_line, _observed()):
         lines.append(line)
         length += 1 + len(line)
         if length >= size:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds
 from perfmodel.cost.step_work import step_work
 from perfmodel.documents.hardware import find_device, shipped_catalogue
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.errors import (
+    CalibrationUnavailable,
     IncomparableRuns,
     InvalidDocument,
     PerfModelError,
@@ -93,6 +95,22 @@ def some_rows() -> Rows:
         }
         for model, batch in chosen
     ]
+
+
+@pytest.mark.parametrize(("device", "is_refused"), [("gtx-1080ti", True), ("rtx-3090", False)])
+def test_an_older_fit_of_a_device_without_tensor_cores_is_refused(
+    tmp_path: Path, device: str, *, is_refused: bool
+) -> None:
+    """Its constants of 16 bit had the name of tensor cores; the priors would be taken in their place."""
+    document = ProfileDocument.read(shipped_machines()[device])
+    costs = existing(document.machine.device_costs)
+    older = {name.removeprefix("vector "): value for name, value in costs.constants.items()}
+    machine = replace(document.machine, device_costs=replace(costs, constants=older))
+    path = tmp_path / "older.json"
+    document.model_copy(update={"machine": machine}).write(path)
+    says = "tensor cores; perfmodel calibrate --from-steps makes it new"
+    with pytest.raises(CalibrationUnavailable, match=says) if is_refused else nullcontext():
+        ProfileDocument.read(path)
 
 
 def test_steps_of_unseen_sizes_are_recovered(tmp_path: Path) -> None:

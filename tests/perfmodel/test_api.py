@@ -57,6 +57,8 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
     for devices in (8.5, "8", [1, None]):
         with pytest.raises(UsageError, match="devices: must be whole numbers, got"):
             pm.predict(MACHINE, "light", devices=devices)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"at most 128 counts, got more; name 1, 2, 4, 8, \.\.\.:"):
+        pm.predict(MACHINE, "light", devices=range(1, 10**9))
     with pytest.raises(UsageError, match="devices: must be one number or more, got none"):
         pm.predict(MACHINE, "light", devices=())
     with pytest.raises(

@@ -33,6 +33,7 @@ from perfmodel.files import (
     parse_toml,
     read_bytes,
     read_table,
+    trim_unfinished_line,
     write_atomically,
 )
 from perfmodel.units import MIB, decimal, parse_duration, whole
@@ -97,8 +98,13 @@ def test_a_file_without_end_is_refused(
         (parse_toml, "a = " + "[" * 20_000, "at most 64 deep"),
         (parse_toml, f"a = {'9' * 5000}", "at most 30 digits"),
         (parse_toml, "#" * (MIB + 1), "at most 1 MiB"),
+        (parse_toml, "[a.b]\n[a.b]\n", r"no TOML \(a key stands twice, line 2, column 6\)$"),
+        (parse_toml, "a = 1\n[a.b]\n", r"no TOML \(a key stands twice, line 2, column 6\)$"),
+        (parse_toml, "a = {b = 1, b = 2}", r"no TOML \(a key stands twice, line 1, column \d+\)$"),
+        (parse_toml, "a 1", r"no TOML \(expected '=' after a key in a key/value pair, line 1, "),
+        (parse_toml, "a = [1,", r"no TOML \(invalid value, end of document\)$"),
     ],
-    ids=range(10),
+    ids=range(15),
 )
 def test_text_within_limits(parse: Callable[[str], object], text: str, says: str) -> None:
     with pytest.raises(Unreadable, match=says):
@@ -222,6 +228,37 @@ def test_an_output_that_takes_nothing(stored: Path, end: str, code: int, says: s
     assert done.stderr.count("\n") == bool(says)
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+def test_ranks_have_a_standard_error_where_the_command_has_none(closed: str) -> None:
+    """Else the first file that they open takes its place."""
+    code = (
+        "import subprocess, sys\n"
+        "from perfmodel.cli import main\n"
+        "try:\n main()\n"
+        "except SystemExit:\n pass\n"
+        "ask = 'import sys; sys.exit(sys.stderr is None)'\n"
+        "print(sys.stderr.fileno(), subprocess.run([sys.executable, '-c', ask]).returncode)\n"
+    )
+    done = ran(["bash", "-c", f'"$0" -c "$1" --version {closed}', sys.executable, code])
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (EXIT_OK, ["2 0"])
+
+
+@pytest.mark.parametrize(
+    "command", ["predict --profile {stored} --workload light", "trace {file}:f"]
+)
+def test_a_folder_that_is_gone_is_told(
+    run: Run, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    if command.startswith("trace"):
+        pytest.importorskip("torch")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = complaint(run(command.format(stored=stored, file=tmp_path / "f.py")), EXIT_USAGE)
+    assert said == "perfmodel: the folder where the command runs is gone; go to another one"
+
+
 def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -249,6 +286,14 @@ def test_a_pipe_is_written_through_and_stays_a_pipe(tmp_path: Path) -> None:
         write_atomically(pipe, "words")
         assert read.result(timeout=10) == "words"
     assert pipe.is_fifo()
+
+
+def test_a_pipe_is_not_continued(tmp_path: Path) -> None:
+    """Its reader would wait for a writer without end."""
+    with pytest.raises(
+        PerfModelError, match="cannot be continued: it must be a regular file, got a"
+    ):
+        trim_unfinished_line(pipe(tmp_path / "observations.jsonl"))
 
 
 @pytest.mark.parametrize("exists", [False, True])

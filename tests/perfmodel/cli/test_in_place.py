@@ -1,6 +1,7 @@
 """``perfmodel predict`` of a model that the machine at hand has not timed yet."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,13 +19,14 @@ from calibrate.task import ReplayTask, Task, WorkOrder, failure_of, num_ranks
 from perfmodel.documents.observation import Observation, ReplayObservation, TimedOperator
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_INTERRUPTED, EXIT_OK, Interrupted
+from perfmodel.files import unseal_line
 from perfmodel.machine import Evidence
 from perfmodel.workload import Phase
 from perfmodel.workload.step import calls_signature, parameters_signature, signature
 from tests.existing import existing
 from tests.fakes import FakeLauncher
-from tests.perfmodel.cli.command import Run
+from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 from tests.played_worker import append
@@ -167,6 +169,22 @@ def test_what_was_never_timed_is_timed_once(
     # Its code says more than its operators.
     assert step_of(run, *asked[:6], 6, *asked[7:])[0] == pytest.approx(TRAINED_S)
     assert len(launcher.calls) == 3 * STARTS
+
+
+def test_times_of_an_older_version_have_no_seals_and_are_refused(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher, tmp_path: Path
+) -> None:
+    step_s, _ = step_of(run, *asked)
+    [timed] = tmp_path.glob(f"workloads/*/{OBSERVATIONS}")
+    lines = [unseal_line(line)[0] for line in timed.read_bytes().splitlines()]
+    timed.write_bytes(b"".join(line + b"\n" for line in lines))
+    said = complaint(run(*asked), EXIT_CALIBRATION)
+    assert f"{timed}: its lines carry no seals: an older version measured them; remove" in said
+    taken = json.loads(run(*asked, "--json", "--unsealed").stdout)
+    assert taken["unsealed"] == [str(timed)]
+    timed.unlink()
+    assert step_of(run, *asked)[0] == step_s
+    assert len(launcher.calls) == 2 * STARTS
 
 
 def test_a_question_of_several_devices_trains_on_the_calibrated_ranks_as_well(

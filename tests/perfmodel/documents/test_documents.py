@@ -324,6 +324,24 @@ def test_a_line_that_was_changed_is_named(tmp_path: Path) -> None:
         read_observations(path)
 
 
+def test_lines_are_sealed_unless_an_older_version_began_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "observations.jsonl"
+    others = [LINE.replace("all_reduce-2", name) for name in ("a", "b")]
+    append_line(path, *others)
+    assert check_file(path)[0]["seal"] == "fits"
+    path.write_text(f"{LINE}\n", encoding="utf-8")
+    append_line(path, *others)
+    assert path.read_text(encoding="utf-8").splitlines() == [LINE, *others]
+    assert check_file(path)[0]["seal"] == "none"
+
+
+def test_a_short_line_is_no_seal(tmp_path: Path) -> None:
+    path = tmp_path / "observations.jsonl"
+    path.write_text('{"kind":"unknown"}\n', encoding="utf-8")
+    with pytest.raises(InvalidDocument, match=r"line 1: .*'unknown'"):
+        read_observations(path)
+
+
 def test_a_task_that_is_recorded_twice_is_named(tmp_path: Path) -> None:
     """Two campaigns filled one folder: their runs are not those of one plan."""
     path = tmp_path / "observations.jsonl"

@@ -211,8 +211,22 @@ def test_columns_tell_what_ran(
     told = NCCL.replace("sum      -1", f"{reduction}      {root}")
     told = told.replace("50.00   20.97   20.97", rates)
     assert read_one(log(tmp_path, told)).collective == collective
-    named = "# Collective test starting: alltoall_perf\n" + told
-    assert read_one(log(tmp_path, named)).collective == "all_to_all"
+
+
+@pytest.mark.parametrize(
+    ("program", "collective"),
+    [
+        ("alltoall_perf", "all_to_all"),
+        ("nccl_all_reduce_perf", "all_reduce"),
+        ("rccl_all_gather_perf", "all_gather"),
+        ("reduce_scatter_perf", "reduce_scatter"),
+    ],
+)
+def test_programs_are_known_by_the_end_of_their_names(
+    tmp_path: Path, program: str, collective: str
+) -> None:
+    named = f"# Collective test starting: {program}\n{NCCL.replace('sum ', 'none')}"
+    assert read_one(log(tmp_path, named)).collective == collective
 
 
 BOTH = "      20.97   {busbw}      0   51.00   20.56   20.56   {wrong}"

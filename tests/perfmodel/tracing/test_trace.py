@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from perfmodel.errors import UntraceableModel
 from perfmodel.tracing import trace
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
@@ -80,6 +81,20 @@ def test_a_deep_step_is_that_of_all_its_layers(
     assert deep.step == full.step
     # What an allocator holds beyond is the one thing that does not grow evenly.
     assert replace(deep.memory, reserved_ratio=1) == replace(full.memory, reserved_ratio=1)
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_code_of_a_user_moves_and_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_imported: bool
+) -> None:
+    """Whoever asks for it: also where it raises, in its file or in its factory."""
+    misbehave = "    print('words')\n    os.chdir('/')\n    raise KeyError('x')\n"
+    called = "build()\n" if is_imported else ""
+    (tmp_path / "own.py").write_text(f"import os\ndef build():\n{misbehave}{called}")
+    before = Path.cwd()
+    with pytest.raises((UntraceableModel, KeyError), match="x"):
+        find_source(f"{tmp_path / 'own.py'}:build").build()
+    assert (Path.cwd(), *capsys.readouterr()) == (before, "", "words\n")
 
 
 def test_tensors_of_a_loss_are_where_the_model_trains(tmp_path: Path) -> None:
