@@ -530,8 +530,11 @@ def figure_of(found: object) -> "Figure":
         raise UsageError(
             "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
         ) from None
+    drawn: Figure
     if isinstance(found, PredictionDocument):
-        return figures.speedup_figure([found])
-    name, length, axis, unit = _BARS[type(found).__name__]
-    lengths = {row[name]: (row[length] or 0) / unit for row in rows_of(found)[:_MOST_BARS]}
-    return figures.bars_figure(lengths, title=title_of(found), x=axis)
+        drawn = figures.speedup_figure([found])
+    else:
+        name, length, axis, unit = _BARS[type(found).__name__]
+        lengths = {row[name]: (row[length] or 0) / unit for row in rows_of(found)[:_MOST_BARS]}
+        drawn = figures.bars_figure(lengths, title=title_of(found), x=axis)
+    return drawn
