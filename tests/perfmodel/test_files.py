@@ -358,8 +358,8 @@ def test_the_name_of_a_file_is_on_disk_as_well(
     synced: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda it: synced.append(stat.S_ISDIR(os.fstat(it).st_mode)))
     write_atomically(tmp_path / "profile.json", "words")
-    append_line(tmp_path / "observations.jsonl", "first")
-    append_line(tmp_path / "observations.jsonl", "second")
+    append_line(tmp_path / "observations.jsonl", "{}")
+    append_line(tmp_path / "observations.jsonl", "{}")
     assert synced == [False, True, False, True, False]
 
 
