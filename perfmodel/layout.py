@@ -246,7 +246,8 @@ def _thread_contradictions(layout: Layout) -> Iterator[str]:
     usual = layout.bucket_cap_mb is None and layout.accumulation == 1
     if not (usual and layout.dp in _THREADED and replace(layout, one_process=False).is_ddp):
         few, many = _THREADED[0], _THREADED[-1]
-        yield f"one_process=yes (DataParallel) must stand with dp of {few} to {many} and micro_batch alone"
+        alone = f"must stand with dp of {few} to {many} and micro_batch alone"
+        yield f"one_process=yes (DataParallel) {alone}, got {layout}"
 
 
 #: Devices of one process whose steps were published.

@@ -362,7 +362,8 @@ def fit_operators(
     """Everything that times traced workloads, or ``None`` where no operator was timed.
 
     ``workloads`` are reference models with their real steps: how far sums of operators are off. ``run_log_error``:
-    How far one run is off the mean of many. ``on_gpu``: Kernels of all families start alike.
+    How far one process is off the mean of many. ``on_gpu``: Kernels of all families start alike, and models of a round
+    share one process.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
@@ -391,10 +392,12 @@ def fit_operators(
     if on_gpu and layers:
         # Reference models judge curves that have not seen them.
         unseen = replace(draft, families=fit_curves(by_layer, kernels=kernels))
+    # What timings of one process share is in curves and sums alike.
+    run = 0.0 if on_gpu else run_log_error
     return replace(
         draft,
         replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
-        curve_log_error=_left_out_error(draft, layers, layers_s, by_layer, kernels, run_log_error)
+        curve_log_error=_left_out_error(draft, layers, layers_s, by_layer, kernels, run)
         or _sum_error(unseen, replays, workloads, use_measured=False),
     )
 

@@ -89,14 +89,14 @@ def cost_model(machine: MeasuredMachine, cluster: "Cluster | None", num_draws: i
 def layout_costs(question: Question) -> Costs:
     """Program of a layout and the duration of its operations, in every draw."""
     machine, workload, layout = _parts(question)
-    if layout.one_process:
-        return _threaded_costs(question)
     cluster = question.cluster
     if cluster is not None and layout.world_size > cluster.num_devices:
         raise NotFeasible(
             f"--devices: must be at most {cluster.num_devices}, all that {cluster.name} has, "
             f"got {layout.world_size}; ask for fewer or enlarge the cluster file"
         )
+    if layout.one_process:
+        return _threaded_costs(question)
     if layout.world_size > 1 and machine.max_world_size == 1 and cluster is None:
         raise CalibrationUnavailable(
             f"--devices: {layout.world_size} devices need links between them, but {machine.device_name} was "
@@ -124,11 +124,17 @@ def _threaded_costs(question: Question) -> Costs:
     from perfmodel.cost.step_law import ThreadedSteps  # noqa: PLC0415 - only of DataParallel
 
     machine, workload, layout = _parts(question)
+    cluster, said = question.cluster, "--layout: one_process=yes (DataParallel)"
     if not machine.asynchronous or not isinstance(workload, TracedWorkload):
         raise NotFeasible(
-            f"--layout: one_process=yes (DataParallel) is known of traced models on GPUs, got "
-            f"{workload.workload.name} on {machine.device_name}"
+            f"{said} is known of traced models on GPUs, got {workload.workload.name} on {machine.device_name}"
         )
+    if cluster is not None and layout.dp > (inside := cluster.devices_per_node or layout.dp):
+        raise NotFeasible(
+            f"{said} must lie in one node, {inside} devices of {cluster.name}, got dp={layout.dp}"
+        )
+    if question.gradient_share != 1:
+        raise NotFeasible(f"{said} sends gradients whole, got {question.gradient_share:g} of them")
     alone = layout_costs(replace(question, layout=layout.alone, loader_samples_per_s=None))
     alone_s = step_times(alone.program, alone.terms, alone.durations_s)
     constants, log_error, _ = _threads_of(machine)
@@ -507,7 +513,7 @@ def measured_caveats(
     if any(layout.one_process for layout in found):
         _, log_error, is_own = _threads_of(machine)
         known = "other models on this card" if is_own else "other cards, all on PCIe"
-        within = f"90 % of new steps within {math.expm1(log_error):.0%} by {known}"
+        within = f"90 % of undisturbed steps within {math.expm1(log_error):.0%} by {known}"
         said.append(f"nn.DataParallel: {within}; memory is not modelled")
     if outside and machine.workload(question.workload_name) is not None:
         listed = ", ".join(map(str, sorted(outside)))
@@ -571,15 +577,14 @@ def measured_in_place(workload: MeasuredWorkload) -> Iterator[str]:
 def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, ...]:
     """What a step rests on whose law was fitted to steps of other models."""
     within = math.expm1(workload.shared_log_error)
-    known = {(e.precision, e.memory_format): e for e in costs.left_out}
+    known = [(each.precision, each.memory_format) for each in costs.left_out]
     assert isinstance(workload, TracedWorkload), workload
     from perfmodel.cost.step_work import mode_of  # noqa: PLC0415
 
-    error = known.get(mode_of(workload.trace))
     said = f"inferred from {costs.num_rows} steps of {costs.num_models} models"
-    if error is None:
-        modes = ", ".join(f"{precision} {form}" for precision, form in known)
-        return (
-            f"within {within:.0%} assumed: {said}, none in this precision and memory format (only {modes})",
-        )
-    return (f"{said}: 90 % of new ones within {within:.0%}; {costs.source}",)
+    if mode_of(workload.trace) in known:
+        return (f"{said}: 90 % of new ones within {within:.0%}; {costs.source}",)
+    modes = ", ".join(map(" ".join, known))
+    return (
+        f"within {within:.0%} assumed: {said}, none in this precision and memory format (only {modes})",
+    )

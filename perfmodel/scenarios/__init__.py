@@ -88,7 +88,11 @@ def compare_scenarios(scenarios: Sequence[Scenario]) -> WhatIfDocument:
     """
     origin = scenarios[0].question.machine.origin
     is_inferred = isinstance(scenarios[0].question.machine, InferredMachine)
-    predicted = [(_layout if is_inferred else _step)(scenario) for scenario in scenarios]
+    # DataParallel is not taken apart, and losses are compared: then nobody has any.
+    with_losses = not any(each.question.layout.one_process for each in scenarios)
+    predicted = [
+        _layout(each) if is_inferred else _step(each, with_losses=with_losses) for each in scenarios
+    ]
     first, first_s, _ = predicted[0]
     outcomes, texts = [first], dict.fromkeys(said for each in scenarios for said in each.remarks)
     texts |= dict.fromkeys(said for *_, caveats in predicted for said in caveats)
@@ -111,13 +115,15 @@ def compare_scenarios(scenarios: Sequence[Scenario]) -> WhatIfDocument:
     )
 
 
-def _step(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
+def _step(
+    scenario: Scenario, *, with_losses: bool
+) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
     """What the scenario would do on a calibrated machine, the draws of its step, and its caveats."""
     alone, asked = scenario.questions()
     baseline = answer(alone)
     found = baseline if asked.layout == alone.layout else answer(asked)
     outcome = _outcome(scenario, with_assumed(point(found, baseline=baseline), scenario))
-    losses = explain(asked, scaling=scenario.scaling).losses
+    losses = explain(asked, scaling=scenario.scaling).losses if with_losses else ()
     lost_s = {loss.cause.value: loss.lost_s for loss in losses}
     caveats = measured_caveats(asked, {found.layout: found.evidence})
     told = outcome.model_copy(update={"lost_s": lost_s})

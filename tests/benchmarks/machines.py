@@ -427,7 +427,7 @@ def write_threads(folder: Path) -> None:
     found = threads.thread_constants(SOURCES["data_parallel"].open("data_parallel", folder))
     lines = [
         "# Constants of nn.DataParallel in perfmodel/cost/step_law.py by card, and the absolute error in log that one",
-        "# step in ten of other models, or of other cards, exceeds.",
+        "# undisturbed step in ten of other models exceeds; of others, on the card that the rest know least.",
         "# Made by python -m tests.benchmarks.machines FOLDER --write.",
     ]
     for name, values in found.items():

@@ -1,7 +1,7 @@
 """Published steps of nn.DataParallel: the step of one GPU predicts those of two, three and four.
 
-By the law of ``perfmodel predict --layout "dp=4 one_process=yes"``, its constants fitted anew. Families of models are
-left out on every card, and whole cards. Models are traced (half a minute).
+By the law of ``perfmodel predict --layout "dp=4 one_process=yes"``, its constants fitted again. The
+family of the judged model is left out on all cards. Models are traced (half a minute).
 """
 
 from collections.abc import Callable, Iterator
@@ -50,43 +50,51 @@ class Steps(NamedTuple):
         return fit_threads(law, self.step_s[chosen], centre, OTHER_HOST)
 
     def left_out_s(self) -> tuple[FloatArray, FloatArray]:
-        """Every step by fits that saw no row of its card; and by those that saw other families on its card, too. [s]"""
+        """Every step by fits without its family: to other cards alone; and to its own card as well. [s]"""
         of_card_s, of_family_s = (np.empty_like(self.step_s) for _ in range(2))
-        for card in np.unique(self.card):
-            own = self.card == card
-            elsewhere = self.fit(~own)
-            of_card_s[own] = self.law.step_s(np.exp(elsewhere))[own]
-            for family in np.unique(self.family[own]):
-                left = own & (self.family == family)
-                constants = np.exp(self.fit(own & ~left, elsewhere))
-                of_family_s[left] = self.law.step_s(constants)[left]
+        for card, family in sorted(set(zip(self.card.tolist(), self.family.tolist(), strict=True))):
+            own, others = self.card == card, self.family != family
+            left = own & ~others
+            elsewhere = self.fit(~own & others)
+            with_own = self.fit(own & others, elsewhere)
+            of_card_s[left] = self.law.step_s(np.exp(elsewhere))[left]
+            of_family_s[left] = self.law.step_s(np.exp(with_own))[left]
         return of_card_s, of_family_s
+
+    def log_error(self, rows: BoolArray, ours_s: FloatArray) -> float:
+        """What one undisturbed step in ten of some rows is off, in log."""
+        off = np.abs(np.log(ours_s / self.step_s))
+        return float(np.quantile(off[rows & ~self.disturbed], 0.9))
 
 
 def thread_constants(table: Table, trace: Trace = trace_setting) -> dict[str, dict[str, float]]:
-    """What ships: constants by the steps of each card and of all; what one undisturbed step in ten is off, in log."""
+    """What ships: constants by the steps of each card and of all; what one undisturbed step in ten is off, in log.
+
+    Other cards are as uncertain as the least known of these by the others.
+    """
     found = _read(table, trace)
     assert found is not None, table.skipped
     of_card_s, of_family_s = found.left_out_s()
-    every = np.full(len(found.step_s), True)
-    chosen = {"others": (every, found.fit(every), of_card_s)}
-    for card in np.unique(found.card):
-        own = found.card == card
-        name = devices.device_of({"device": str(card)})
-        chosen[name] = own, found.fit(own, found.fit(~own)), of_family_s
+    own = {
+        devices.device_of({"device": str(card)}): found.card == card
+        for card in np.unique(found.card)
+    }
+    logs = {"others": found.fit(np.full(len(found.step_s), True))}
+    errors = {"others": max(found.log_error(rows, of_card_s) for rows in own.values())}
+    for name, rows in own.items():
+        logs[name] = found.fit(rows, found.fit(~rows))
+        errors[name] = found.log_error(rows, of_family_s)
     return {
         name: {
-            **dict(zip(THREAD_CONSTANTS, np.exp(logs).tolist(), strict=True)),
-            "log_error": float(
-                np.quantile(np.abs(np.log(ours_s / found.step_s))[rows & ~found.disturbed], 0.9)
-            ),
+            **dict(zip(THREAD_CONSTANTS, np.exp(each).tolist(), strict=True)),
+            "log_error": errors[name],
         }
-        for name, (rows, logs, ours_s) in chosen.items()
+        for name, each in logs.items()
     }
 
 
 def judge_threads(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:
-    """Verdict by what is known of the card: other families on it and other cards, or other cards alone."""
+    """Verdict by where other families are known: on all cards, or on other cards alone."""
     found = _read(table, trace)
     if found is None:
         table.skipped.append("data_parallel: no model on one GPU and on several")
@@ -95,7 +103,7 @@ def judge_threads(table: Table, trace: Trace = trace_setting) -> Iterator[Publis
     of_card_s, of_family_s = found.left_out_s()
     # What is left out at a time, and among which rows.
     known = {
-        "other cards alone": (of_card_s, found.card, np.full(len(found.card), "")),
+        "other models on other cards": (of_card_s, found.card, np.full(len(found.card), "")),
         "other models": (of_family_s, np.char.add(found.card, found.family), found.card),
     }
     for words, (ours_s, left_out, among) in known.items():

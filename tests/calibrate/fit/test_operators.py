@@ -176,6 +176,12 @@ def test_the_error_of_curves_is_that_of_models_left_out(scatter: float) -> None:
     run = 0.8 * found.curve_log_error
     without = existing(fit_operators(timed, workloads=(), rates=(), run_log_error=run))
     assert without.curve_log_error == pytest.approx(max(0.6 * found.curve_log_error, 0.02))
+    # Models of a GPU share a process: what it is off is in curves and timings alike.
+    one, other = (
+        existing(fit_operators(timed, workloads=(), rates=(), run_log_error=each, on_gpu=True))
+        for each in (0.0, run)
+    )
+    assert one.curve_log_error == other.curve_log_error
 
 
 def test_a_family_with_one_point_on_a_cpu_is_no_longer_than_its_bytes_take() -> None:

@@ -405,9 +405,12 @@ def test_the_slower_of_devices_and_lock_then_copies_and_bytes() -> None:
     assert copied_s == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize(("device", "is_own"), [("titan-xp", True), ("rtx-3090", False)])
+@pytest.mark.parametrize(
+    ("device", "is_own"), [("titan-xp", True), ("rtx-2080ti", True), ("rtx-3090", False)]
+)
 def test_hosts_of_another_card_are_as_those_of_all(device: str, *, is_own: bool) -> None:
     constants, log_error, found = shipped_threads(device)
     assert found is is_own
     assert (constants.tolist() == shipped_threads("another")[0].tolist()) is not is_own
-    assert 0.05 < log_error < 0.5
+    # No card that was never timed is better known.
+    assert log_error <= shipped_threads("another")[1]

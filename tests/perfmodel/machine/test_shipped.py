@@ -9,10 +9,11 @@ import pytest
 
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer, layout_table
+from perfmodel.cost import step_curves
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group
 from perfmodel.cost.step_curves import LawDurations, shipped_threads
-from perfmodel.cost.step_law import ThreadedSteps
+from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.profile import (
     InferredDocument,
     ProfileDocument,
@@ -23,7 +24,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
-from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import SHIPPED_TRACES, read_model
 from tests.benchmarks.machines import MACHINES, sha256_of, tables_of
 from tests.examples import ROOT
@@ -140,29 +141,48 @@ def test_links_of_a_file_reach_large_models(name: str) -> None:
     assert most.p95 / most.nominal > fast.p95 / fast.nominal
 
 
+@pytest.mark.parametrize(
+    ("constants", "times_alone", "more_s", "copied_s"),
+    [
+        ((0.5, 0.0, 0.0, 0.0), 0, 4 * 2 * 0.5, 0.0),
+        ((0.0, 0.5, 0.0, 0.0), 1, 2 * 0.5, 2 * 0.5),
+        ((0.0, 0.0, 1e-6, 0.0), 1, 0.262144, 0.262144),
+        ((0.0, 0.0, 0.0, 2.0), 7, 0.0, 0.0),
+    ],
+)
+def test_one_process_calls_modules_copies_them_and_their_bytes_and_slows_devices(
+    monkeypatch: pytest.MonkeyPatch,
+    constants: tuple[float, ...],
+    times_alone: int,
+    more_s: float,
+    copied_s: float,
+) -> None:
+    """Four devices, two modules, a matrix of 256 KiB."""
+    monkeypatch.setattr(step_curves, "shipped_threads", lambda _: (np.array(constants), 0.1, True))
+    machine, step = shipped("titan-rtx"), traced()
+    [segment] = step.segments
+    calls = tuple(replace(call, module="block.linear") for call in segment.calls)
+    trace = replace(step, segments=(replace(segment, calls=calls),))
+    workload = timed_workload(machine, WORKLOAD, trace=trace)
+    question = Question(machine=machine, workload=workload, layout=Layout(micro_batch=64))
+    alone_s = answer(question).step.nominal
+    found = answer(question.at(replace(question.layout, dp=4, one_process=True)))
+    assert found.step.nominal == pytest.approx(times_alone * alone_s + more_s)
+    assert found.exposed_comm_s[0] == pytest.approx(copied_s)
+
+
 @pytest.mark.parametrize("name", ["titan-rtx", "dgx-a100"])
-def test_one_process_leads_devices_as_its_law_says_of_a_step_alone(name: str) -> None:
-    """A linear layer in a module: calls and copies of a model beside a step that is hardly longer."""
+def test_the_error_of_one_process_comes_beside_that_of_a_step_alone(name: str) -> None:
     machine = shipped(name)
     question = asked(machine)
-    layout = replace(question.layout, dp=4, one_process=True)
-    found = answer(question.at(layout))
-    alone_s = answer(question).step_s[:1]
-    step = question.measured
-    assert isinstance(step, TracedWorkload)
-    modules = sum(step.trace.at(micro_batch=64).modules_entered())
-    size_bytes = sum(each.size_bytes for each in step.workload.parameters)
-    law = ThreadedSteps(alone_s, *map(np.array, (4.0, modules, size_bytes)))
-    constants, log_error, _ = shipped_threads(machine.device_name)
-    led_s, copied_s = (float(part_s.item()) for part_s in law.parts_s(constants))
-    assert found.step.nominal == pytest.approx(led_s + copied_s)
-    assert found.exposed_comm_s[0] == pytest.approx(copied_s)
-    # The error of the law comes beside that of the step alone.
-    both = math.hypot(log_error, existing(machine.device_costs).left_out[0].log_error)
+    many = question.at(replace(question.layout, dp=4, one_process=True))
+    found = answer(many)
+    law = existing(machine.device_costs).left_out[0].log_error
+    both = math.hypot(shipped_threads(name)[1], law)
     assert 0.6 * both < math.log(found.step.p95 / found.step.nominal) < 1.6 * both
     assert found.evidence["nn.DataParallel"] is Evidence.INFERRED
     # One loader feeds all four.
-    slow = answer(replace(question.at(layout), loader_samples_per_s=4 * 64 / 2.0))
+    slow = answer(replace(many, loader_samples_per_s=4 * 64 / 2.0))
     assert slow.step.nominal == pytest.approx(2.0)
 
 
@@ -189,6 +209,18 @@ def test_one_process_needs_a_gpu_and_a_trace() -> None:
     for machine, trained in ((calibrated, workload), (cpu, timed_workload(cpu, "heavy"))):
         with pytest.raises(NotFeasible, match="is known of traced models on GPUs, got"):
             answer(Question(machine=machine, workload=trained, layout=layout))
+    links = open_cluster("2 pcie3-x16, 2 eth-100")
+    pair = asked(shipped("titan-rtx"), cluster=links).at(parse_layout("dp=2 one_process=yes"))
+    assert answer(pair).step.nominal > 0
+    node = replace(links, tiers=links.tiers[:1])
+    four = pair.at(layout)
+    for question, said in (
+        (four, "must lie in one node, 2 devices of 2 pcie3-x16, 2 eth-100, got dp=4"),
+        (replace(four, cluster=node), "must be at most 2, all that"),
+        (replace(pair, gradient_share=0.5), "sends gradients whole, got 0.5 of them"),
+    ):
+        with pytest.raises(NotFeasible, match=said):
+            answer(question)
 
 
 def test_a_part_of_the_parameters_is_updated_in_less_time() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perfmodel as pm
-from perfmodel.answer import Question
+from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import Forecast, answer
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.hardware import LINK_SHARE, find_device, open_cluster, shipped_catalogue
-from perfmodel.documents.profile import InferredDocument
+from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError, WrongArgument
 from perfmodel.explanation import ChangeKind, explain
@@ -290,3 +290,22 @@ def test_every_layout_is_that_of_predict() -> None:
     large = [existing(entry.point.large_model) for entry in found]
     ratio = existing(found[1].contrast).throughput_ratio.nominal
     assert ratio == pytest.approx(large[1].tokens_per_s.nominal / large[0].tokens_per_s.nominal)
+
+
+def test_one_process_is_compared_without_losses() -> None:
+    """Nobody takes DataParallel apart; beside it losses of DDP would seem to appear or to vanish."""
+    machine = ProfileDocument.read(shipped_machines()["titan-rtx"]).machine
+    question = Question(
+        machine=machine,
+        workload=timed_workload(machine, WORKLOAD, trace=traced()),
+        layout=parse_layout("dp=2 micro_batch=16 one_process=yes"),
+        cluster=open_cluster("2 pcie3-x16"),
+    )
+    layouts = {
+        "micro_batch=32": "micro_batch=32 one_process=yes",
+        "one_process=no": "micro_batch=16",
+    }
+    for change, layout in layouts.items():
+        found = compare_scenarios(scenarios_of(Scenario(question=question), [change])).scenarios
+        assert [each.lost_s for each in found] == [{}, {}]
+        assert found[1].point.step_s == answer(question.at(parse_layout(f"dp=2 {layout}"))).step

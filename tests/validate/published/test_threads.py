@@ -14,7 +14,7 @@ from perfmodel.errors import UntraceableModel
 from perfmodel.workload.step import Segment, TracedStep
 from tests.calibrate.test_step_table import trace_named
 from tests.validate.published.judged import opened
-from validate.published.threads import judge_threads, thread_constants
+from validate.published.threads import Steps, judge_threads, thread_constants
 
 MODULES = {"alpha_10": 20, "beta_10": 200, "gamma_10": 600}
 
@@ -75,14 +75,13 @@ def test_models_and_cards_left_out_are_predicted_from_one_gpu(tmp_path: Path) ->
     assert [one.num_predicted for one in verdicts.values()] == [13, 12, 13, 12]
     assert {one.num_fitted for one in verdicts.values()} == {12}
     own = verdicts["2 cards, undisturbed runs; other models known"]
-    other = verdicts["2 cards, undisturbed runs; other cards alone known"]
+    other = verdicts["2 cards, undisturbed runs; other models on other cards known"]
     errors = {one.method: one.mape for one in own.errors}
     # The host of the other card is half as fast again; own models tell.
     assert errors["law of threads"] < 0.1 < other.errors[0].mape < 0.4
     assert errors["law of threads"] < min(
         errors["one ratio for each number of GPUs"], errors[CARRIED]
     )
-    assert own.num_beyond == own.num_predicted
     assert opened_table.counted().left_out == {
         "models that cannot be traced": 2,
         "not timed on one GPU": 3,
@@ -103,6 +102,31 @@ def test_what_ships_is_fitted_to_each_card_and_to_all(tmp_path: Path) -> None:
     assert slow["module_s"] / fast["module_s"] == pytest.approx(1.5, rel=0.1)
     assert fast["module_s"] < both["module_s"] < slow["module_s"]
     assert both["log_error"] > max(slow["log_error"], fast["log_error"])
+
+
+def test_other_cards_are_as_uncertain_as_the_least_known(tmp_path: Path) -> None:
+    """One step of 13 on a host that is three times as slow."""
+    table = [*rows("TITAN Xp", 1.0), *rows("TITAN RTX", 1.0), *rows("GeForce RTX 2080 Ti", 3.0)[:2]]
+    found = thread_constants(opened(tmp_path, "data_parallel", table), trace)
+    assert found["titan-xp"]["log_error"] < 0.1
+    assert found["others"]["log_error"] == pytest.approx(found["rtx-2080ti"]["log_error"])
+    assert found["others"]["log_error"] > 0.1
+
+
+def test_a_family_is_left_out_on_every_card() -> None:
+    """What it takes on one card says nothing of it on another, nor of its own card."""
+    sizes = [(gpus, modules) for modules in MODULES.values() for gpus in (2.0, 4.0)]
+    law = steps_of(*((0.05, gpus, modules, 1e7) for gpus, modules in 2 * sizes))
+    card, family = np.repeat(["a", "b"], 6), np.tile(np.repeat(list(MODULES), 2), 2)
+    times_s = law.step_s(np.exp(THREADS_PRIOR))
+    odd_s = np.where((card == "b") & (family == "gamma_10"), 3 * times_s, times_s)
+    judged = (card == "a") & (family == "gamma_10")
+    was, now = (
+        Steps(law, step_s, card, family, np.zeros(12, bool)).left_out_s()
+        for step_s in (times_s, odd_s)
+    )
+    for was_s, now_s in zip(was, now, strict=True):
+        assert now_s[judged].tolist() == was_s[judged].tolist()
 
 
 def test_nothing_on_several_gpus_is_said(tmp_path: Path) -> None:
