@@ -32,7 +32,7 @@ PREFIXES: Final[dict[str, float]] = {
 }
 #: Of a whole number; no quantity here has more.
 MOST_DIGITS: Final = 30
-#: Of one list that a user types. Each count of devices of a deep model takes some 50 ms.
+#: Of one list that a user types. Each count of devices of a deep model takes tens of milliseconds.
 MOST_ENTRIES: Final = 128
 KIB: Final[Bytes] = 2**10
 MIB: Final[Bytes] = 2**20
