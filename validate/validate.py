@@ -259,11 +259,16 @@ def judge(
         noise_floor=noise_floor,
         expected_noise=plan.gates.expected_noise,
         coverage=coverage,
-        coverage_of_runs=fraction(
-            plan.predicted_s[entry.setting.label].holds(entry.step_s)
-            for entry in entries
-            if isinstance(entry, LoopObservation) and entry.setting.label in plan.predicted_s
-        ),
+        coverage_of_runs=_coverage_of_runs(plan.predicted_s, entries),
+    )
+
+
+def _coverage_of_runs(predicted_s: Mapping[str, Interval], entries: Sequence[Observation]) -> float:
+    """Share of single runs that their intervals hold; repeated settings have none."""
+    return fraction(
+        predicted_s[entry.setting.label].holds(entry.step_s)
+        for entry in entries
+        if isinstance(entry, LoopObservation) and entry.setting.label in predicted_s
     )
 
 
