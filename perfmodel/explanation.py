@@ -13,7 +13,8 @@ from perfmodel.answer.measured import measured_caveats
 from perfmodel.documents import Shown
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import RunSetting, Scaling, Synchronisation
-from perfmodel.losses import (
+from perfmodel.machine.measured import ComputeRate, MeasuredMachine, TracedWorkload
+from perfmodel.scaling import (
     LossCause,
     Nominal,
     lost_by_cause,
@@ -22,7 +23,6 @@ from perfmodel.losses import (
     without,
     without_dispatch,
 )
-from perfmodel.machine.measured import ComputeRate, MeasuredMachine, TracedWorkload
 from perfmodel.step import Cause
 from perfmodel.units import Seconds
 from perfmodel.workload import Phase

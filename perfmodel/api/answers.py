@@ -23,10 +23,10 @@ from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout
-from perfmodel.losses import with_advice
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_of, is_workload_file, traced_document, workload_of
+from perfmodel.scaling import with_advice
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import MOST_ENTRIES, Bytes

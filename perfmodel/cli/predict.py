@@ -167,7 +167,7 @@ def _of_counts(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
     """The table of some device counts, and the answer for the largest."""
     _open_workload(context)
     from perfmodel.answer.answer import table
-    from perfmodel.losses import with_advice
+    from perfmodel.scaling import with_advice
 
     request = _forecast(context)
     _time_workload(

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfmodel.cost import (
-    KERNEL_ERROR,
     CollectiveTime,
     CurveDraws,
     Samples,
     Terms,
-    additions,
-    calls_of_additions,
     contention,
     deviates,
     phases_at,
     phases_under,
 )
+from perfmodel.cost.accumulation import KERNEL_ERROR, additions, calls_of_additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.network import KINDS, Network, groups
 from perfmodel.errors import CalibrationUnavailable

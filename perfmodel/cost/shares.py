@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from perfmodel.cost import additions
+from perfmodel.cost.accumulation import additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.step_curves import LawDurations

@@ -2,8 +2,10 @@
 
 import json
 import pkgutil
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,13 @@ def test_predict_says_what_the_command_line_says(run: Run, tmp_path: Path) -> No
     assert ours.caveats == theirs.caveats
     ours.write(tmp_path / "prediction.json")
     assert pm.read_prediction(tmp_path / "prediction.json") == ours
+
+
+def test_an_old_calibration_is_a_caveat() -> None:
+    old = replace(MACHINE, origin=replace(MACHINE.origin, made_utc="2020-01-01T00:00:00+00:00"))
+    for machine, said in ((MACHINE, False), (old, True)):
+        [*caveats] = pm.predict(machine, "light").caveats
+        assert any(re.match("calibration made .* old", caveat) for caveat in caveats) == said
 
 
 def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.explanation import Explanation, explain
+from perfmodel.explanation import ChangeKind, Explanation, explain
 from perfmodel.layout import Layout, Scaling, scaled_layouts
-from perfmodel.losses import KNEE_GAIN, TARGET_EFFICIENCY, LossCause, with_advice
 from perfmodel.report.prediction import advice_lines, explanation_lines
+from perfmodel.scaling import KNEE_GAIN, TARGET_EFFICIENCY, LossCause, with_advice
 from perfmodel.units import MIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
@@ -88,6 +88,9 @@ def test_contention_bucket_work_stragglers_and_interference_are_found() -> None:
     assert found[LossCause.BUCKET] == pytest.approx(0.008 * 1.0299, rel=1e-3)
     assert found[LossCause.CONTENTION] == pytest.approx(0.02472 * 1.0299, rel=1e-3)
     assert found[LossCause.STRAGGLERS] == pytest.approx((1.1 * 0.2472 + 0.008) * 0.0299, rel=2e-3)
+    # Two buckets, both sides at half speed.
+    halves = explained(Machine(compute_speed=0.5, comm_speed=0.5), bucket_cap_mb=4)
+    assert lost(halves)[LossCause.INTERFERENCE] == pytest.approx(0.004394304)
 
 
 def test_strong_scaling_of_a_light_model_loses_to_work_that_does_not_shrink() -> None:
@@ -103,6 +106,27 @@ def test_strong_scaling_of_a_light_model_loses_to_work_that_does_not_shrink() ->
     assert light.losses[0].cause is LossCause.SMALL_BATCH
     assert light.losses[0].lost_s == pytest.approx(0.0016)
     assert LossCause.SMALL_BATCH not in lost(explained(Machine()))
+
+
+def test_changes_are_predicted_by_the_same_model() -> None:
+    """Half the bytes: 4.194304 ms less. Two buckets of 5 MiB: 5 MiB hide, 3 MiB remain.
+
+    Caps of 1 MiB leave one gradient exposed: 7 MiB, 7.340032 ms, less.
+    Micro-batch 32: 0.2 + 161 + 322 + 4 + 8.692704 = 495.892704 ms for twice the samples.
+    Accumulation 4: 4 * 243.2 + 4 + 8.692704 = 985.492704 ms for four times the samples.
+    Speed-up without 7.340032 ms of 255.892704 ms: 2 * 247.2 * (1 / 248.552672 - 1 / 255.892704).
+    """
+    found = {change.kind: change for change in explained(Machine()).changes}
+    for kind, gain_s in (
+        (ChangeKind.COMPRESSION, 0.004194304),
+        (ChangeKind.BUCKET_CAP, 0.007340032),
+        (ChangeKind.BUFFERS, 0.000104096),
+        (ChangeKind.MICRO_BATCH, 0.255892704 - 0.495892704 / 2),
+        (ChangeKind.ACCUMULATION, 0.255892704 - 0.985492704 / 4),
+    ):
+        assert found[kind].gain_s == pytest.approx(gain_s)
+    gain = 2 * 0.2472 * (1 / 0.248552672 - 1 / 0.255892704)
+    assert found[ChangeKind.BUCKET_CAP].gain_speedup == pytest.approx(gain)
 
 
 def test_a_cause_without_a_remedy_says_so() -> None:
@@ -173,6 +197,10 @@ def advised(
     request = Forecast(world_sizes=counts, scaling=scaling, batch=64 if scaling == "strong" else 16)
     document, _ = table(question, request)
     return with_advice(document, question, request)
+
+
+def test_one_device_needs_no_advice() -> None:
+    assert advised(Machine(), 1).scaling_advice is None
 
 
 def test_the_knee_is_where_every_later_doubling_gains_little() -> None:

@@ -15,13 +15,15 @@ from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import step_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Layout, Scaling, Synchronisation, parse_layout, scaled_layouts
-from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step import Stream, with_waiting_host
 from perfmodel.step.compile import compile_step
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import HEAVY, Machine, profile
-from tests.perfmodel.traces import traced
+from tests.perfmodel.traces import WORKLOAD, traced
 
 
 def points(
@@ -61,6 +63,20 @@ def test_draws_of_many_settings_are_those_of_each_alone(scaling: Scaling) -> Non
     together = predictor.step_draws(workload, settings)
     for setting, step_s in zip(settings, together, strict=True):
         assert np.array_equal(step_s, predictor.step(workload, setting).step_s)
+
+
+def test_stragglers_are_reported_as_part_of_the_step() -> None:
+    """Ranks that differ by exp(0.1 * 0.5895) = 1.0607 in compute: 247.2 * 0.0607 = 15.0 ms.
+
+    Alike they take 247.2 + 8.588608 + 0.104096 ms: speed-up 2 * 247.2 / 255.892704 = 1.93206.
+    """
+    [alike], [late] = (points(Machine(rank_spread=s), 2, bucket_cap_mb=100) for s in (0, 0.1))
+    assert alike.step_s.nominal == pytest.approx(0.255892704)
+    assert existing(alike.speedup).nominal == pytest.approx(1.93206, abs=1e-5)
+    assert existing(alike.scaling_efficiency).nominal == pytest.approx(0.96603, abs=1e-5)
+    assert alike.exposed_comm_s.nominal == pytest.approx(0.008692704)
+    assert late.straggler_s == pytest.approx(0.0150, abs=1e-4)
+    assert late.step_s.nominal == pytest.approx(0.255892704 + late.straggler_s)
 
 
 def test_several_devices_need_links_and_a_batch_that_divides() -> None:
@@ -119,6 +135,23 @@ def test_which_links_between_nodes_count_is_said() -> None:
     found = caveats_of(machine, 16, links="2 10GB/s, 8 measured")
     assert any("16 devices assume links between nodes as measured" in line for line in found)
     assert not any("cluster file" in line for line in found)
+
+
+def test_a_workload_that_was_never_run_has_no_calibrated_range_to_leave() -> None:
+    asking = Asking(replace(profile(Machine()), operators=costs_of_the_made_up_machine()))
+    answer = asking.step(asking.workload(WORKLOAD, traced()), Layout(dp=2, micro_batch=100))
+    found = measured_caveats(answer.question, {answer.layout: answer.evidence})
+    assert any("was never run" in line for line in found)
+    assert not any("calibrated range" in line for line in found)
+
+
+@pytest.mark.parametrize(("scatter", "count"), [(0.09, 0), (0.17, 1)])
+def test_predictions_repeat_that_runs_of_the_calibration_scattered(
+    scatter: float, count: int
+) -> None:
+    restless = Repeatability(run={1: 0.02, 2: scatter}, round=0.01, occasion=0.01)
+    said = caveats_of(replace(profile(Machine()), repeatability=restless), 2)
+    assert sum(c.startswith("runs of one setting differed by 17 %") for c in said) == count
 
 
 @pytest.mark.parametrize(("steal", "words"), [(0.04, ()), (0.37, ("CPU steal time was 37 %",))])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import perfmodel as pm
 from calibrate.fit.profile import failed_replays, fit_profile
 from perfmodel import documents
 from perfmodel.documents import (
@@ -61,6 +62,7 @@ from tests.benchmarks.seal import seal
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.operators import spec
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile, setting_of
+from tests.perfmodel.report.samples import plain_validation
 
 VERSION = ProfileDocument.current_version()
 LINE = CollectiveObservation(
@@ -450,6 +452,20 @@ def test_a_calibration_is_old_after_half_a_year() -> None:
     assert note.startswith("made 181 days ago (2026-01-31); old after 180, calibrate again")
 
 
+def test_errors_of_a_validation_widen_predictions_in_both_directions() -> None:
+    """Of four settings on two ranks, each 30 % off; the calibration's own are 3 %."""
+    machine, before = profile(Machine(residual=0.03)), plain_validation()
+    rows = tuple(row.model_copy(update={"signed_error": 0.3}) for row in before.settings)
+    judged = before.model_copy(update={"settings": rows, "provenance": PROVENANCE})
+    usual, wide = (
+        pm.predict(machine, "light", devices=(2,), batch=16, validation=each).points[0].step_s
+        for each in (None, judged)
+    )
+    assert usual.p95 / usual.p5 < 1.1
+    assert wide.nominal / wide.p5 == pytest.approx(1.3, rel=0.05)
+    assert wide.p95 / wide.nominal == pytest.approx(1.3, rel=0.05)
+
+
 RECORDS = Path(__file__).parents[3] / "docs" / "records"
 EDITED = "was changed after it was written: its seal does not fit"
 
@@ -511,6 +527,20 @@ def test_pages_and_tables_say_so(run: Run, edited: Path, monkeypatch: pytest.Mon
     table = run("predict", "--profile", edited, "--workload", "light", "--unsealed", "--csv")
     assert note not in table.stdout
     assert table.stderr == f"{note}\n"
+
+
+def test_python_reads_edited_files_in_a_block(edited: Path) -> None:
+    with pytest.raises(ProfileDocument.unreadable):
+        pm.read_profile(edited)
+    with pm.unsealed():
+        answer = pm.predict(edited, "light", devices=(1, 2))
+        assert json.loads(answer.text())["unsealed"] == [str(edited)]
+
+
+def test_a_whole_file_needs_no_word(run: Run, stored: Path) -> None:
+    result = run("predict", "--profile", stored, "--workload", "light", "--unsealed", "--json")
+    assert "unsealed" not in json.loads(result.stdout)
+    assert result.stderr == ""
 
 
 def test_a_judgement_believes_no_edited_file(run: Run, stored: Path, tmp_path: Path) -> None:

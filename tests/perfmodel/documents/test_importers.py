@@ -210,7 +210,8 @@ def test_columns_tell_what_ran(
 ) -> None:
     told = NCCL.replace("sum      -1", f"{reduction}      {root}")
     told = told.replace("50.00   20.97   20.97", rates)
-    assert read_one(log(tmp_path, told)).collective == collective
+    found = read_one(log(tmp_path, told))
+    assert (found.collective, found.world_size, found.num_nodes) == (collective, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,17 @@ def test_bars_of_other_lengths_are_told(tmp_path: Path) -> None:
     assert "evaluation or another run: 20 of 100 steps, 9 of 13 steps" in notes[-1]
 
 
+@pytest.mark.parametrize("evaluations", [1, 3])
+def test_evaluations_with_more_bars_than_the_training_are_left_out(
+    tmp_path: Path, evaluations: int
+) -> None:
+    """Of HF Trainer: each evaluation starts again, and one at the end is over soon."""
+    evaluated = [(625, 625, 0.1)] * evaluations
+    found, notes = read(tmp_path, bars((60, 60, 2.5), *evaluated), "hf")
+    assert found.value == 2.5
+    assert f"evaluation or another run: {625 * evaluations} of 625 steps" in notes[-1]
+
+
 def test_a_log_whose_speed_changes_is_told(tmp_path: Path) -> None:
     fast, slow = (of(*((n, ms if n < 20 else 1e3) for n in range(1, 60))) for ms in (1.1e3, 2e3))
     _, notes = read(tmp_path, slow, "megatron")

@@ -39,6 +39,18 @@ def asked(**changes: object) -> PageQuestion:
     return PageQuestion.model_validate(fields | changes)
 
 
+def test_an_answer_is_that_of_whatif() -> None:
+    changes = {"network.bandwidth": "0.25x", "gradients": "bf16"}
+    [before, after] = pm.whatif(NOISY, "heavy", changes, devices=8, batch=16).scenarios
+    answer, point = answers().answer(asked(changes=changes)), after.point
+    for name in ("step_s", "speedup", "exposed_comm_s", "evidence"):
+        assert answer[name] == getattr(point, name)
+    assert answer["throughput"] == point.samples_per_s
+    assert answer["breakdown_s"] == {c.value: s for c, s in point.breakdown_s.items()}
+    assert answer["contrast"] == after.contrast
+    assert answer["step_s"] != before.point.step_s
+
+
 def test_strong_scaling_leaves_out_what_cannot_be_split() -> None:
     detail = answers().detail(asked(layout="dp=2", batch=8, scaling="strong"))
     assert [point["devices"] for point in detail["curve"]] == [1, 2, 4, 8]

@@ -124,6 +124,17 @@ def test_probabilities_are_normal_in_log() -> None:
     assert probability_kept(step, exact) == 1.0
 
 
+def test_a_step_is_taken_from_a_run_where_there_is_one() -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    single, both = (
+        existing(quantity(Delivery(machine=machine()), entry))
+        for entry in terms.clause
+        if entry.kind is ClauseKind.STEP
+    )
+    assert (single.value, single.source) == (0.25, "measured")
+    assert both.source == "predicted"
+
+
 def repetition(*step_s: float) -> StepObservation:
     setting = setting_of("heavy", len(step_s), 4, synchronisation=Synchronisation.NO_SYNC)
     alike = step_observation(setting)
@@ -221,6 +232,19 @@ def log(path: Path, nodes: int, slower: float) -> Path:
     times_us = {size: slower * us for size, us in HEALTHY_US.items()}
     path.write_text(nccl_log(times_us, nodes=nodes, per_node=2), encoding="utf-8")
     return path
+
+
+def test_a_job_is_promised_at_its_number_of_ranks_and_at_its_sizes() -> None:
+    """The second bucket holds seven gradients of 1 MiB."""
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB)
+    step, network, spread = terms.clause
+    point = pm.predict(MACHINE, "heavy", devices=16, batch=16, cluster=CLUSTER).points[0]
+    assert step.reference == pytest.approx(point.step_s.nominal)
+    assert (step.layout, step.world_size) == ("dp=16 micro_batch=16", 16)
+    found = network.collective, network.world_size, network.size_bytes
+    assert found == ("all_reduce", 16, 7 * 2**20)
+    assert spread.kind is ClauseKind.SPREAD
+    assert terms.device_name.endswith(CLUSTER)
 
 
 def test_the_remedy_of_a_weak_clause_keeps_its_word() -> None:

@@ -55,6 +55,11 @@ def test_bloom_saves_at_almost_no_cost_and_loses_half_an_interval_per_failure() 
     assert document.effective_fraction.nominal > 0.98
 
 
+def test_the_uncertainty_of_the_rate_widens_the_answer() -> None:
+    sure, unsure = (goodput(LLAMA_3, replicas=60, mtbf_stops=n).elapsed_s for n in (None, 5))
+    assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
+
+
 @pytest.fixture
 def budget(tmp_path: Path) -> Budget:
     return read_budget(written(tmp_path), today=TODAY)

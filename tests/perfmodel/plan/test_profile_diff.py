@@ -68,6 +68,14 @@ def test_a_score_is_a_difference_over_the_uncertainty_of_both() -> None:
     assert score(*added) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_what_only_one_holds_is_said(side: str) -> None:
+    pair = profile(Machine()), profile(Machine(world_size=1))
+    document = compare_profiles(*(pair if side == "old" else pair[::-1]))
+    assert any(line.startswith(f"only in the {side}: all_reduce") for line in document.missing)
+    assert [entry.what.split(", ")[1] for entry in document.predictions] == ["1 x 16"] * 2
+
+
 def test_steps_are_compared_though_gradients_were_ready_at_other_times() -> None:
     def later(model: Workload) -> Workload:
         parameters = (replace(p, ready_fraction=p.ready_fraction**1.1) for p in model.parameters)

@@ -127,3 +127,15 @@ def test_each_rank_is_a_process_and_each_stream_a_named_thread() -> None:
     assert set(names.values()) == {"host", "compute", "comm", "step"}
     processes = [e["args"]["name"] for e in events("M") if e["name"] == "process_name"]
     assert processes == ["rank 0: resnet18 (simulated)", "rank 1: resnet18 (simulated)"]
+
+
+def test_operations_carry_category_cause_and_size() -> None:
+    by_name = {event["name"]: event for event in events("X") if event["pid"] == 1}
+    assert [by_name[name]["cat"] for name in ("dispatch", "forward")] == ["cpu_op", "kernel"]
+    bucket = by_name["bucket 0"]
+    assert (bucket["cat"], bucket["ts"], bucket["dur"]) == (
+        "kernel",
+        *map(pytest.approx, (6e3, 1e3)),
+    )
+    known = {"cause": "all_reduce", "size_bytes": 4096, "Group size": 2}
+    assert known.items() <= bucket["args"].items()

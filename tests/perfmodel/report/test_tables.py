@@ -99,6 +99,19 @@ def test_markup_in_a_name_is_shown_and_not_obeyed() -> None:
     assert "[red]net[/]" in shown(prediction_table(plain_prediction(workload="[red]net[/]")))
 
 
+def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
+    lines = list(summary_lines(plain_validation(passed=False)))
+    assert lines[0] == "FAILED: 1 of 2 gates missed (coverage)"
+    assert "bias -1.4 %, MAPE 3.1 %, median 2.3 %, worst 8.8 % (n=4)" in lines[1]
+    assert lines[2].startswith("Beyond the range:    bias -6.1 %")
+    assert lines[3].startswith("Noise floor:         bias -1.1 %")
+    told = {"FAIL  coverage: 50.0 %, at least 85.0 %", "pass  MAPE: 3.1 %, at most 6.0 %"}
+    assert told <= {*lines}
+    assert any("Speed-up, beyond:    bias +2.1 %" in line for line in lines)
+    assert any("50.0 % inside" in line and "2 of 4" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
 def test_profile_shows_what_was_measured_and_what_was_not_determined() -> None:
     text = " ".join(shown(profile_table(plain_profile())).split())
     for words in (
@@ -224,7 +237,13 @@ def test_a_notebook_shows_tables_whose_names_are_text(
     assert "<script>" not in evil._repr_html_()
 
 
-def test_a_picture_has_two_panels(predicted: PredictionDocument) -> None:
+def test_a_prediction_is_a_text_a_frame_and_two_panels(predicted: PredictionDocument) -> None:
+    assert "light on" in str(predicted)
+    assert "[p5-p95]: 90 %" in str(predicted)
+    assert len(repr(predicted)) < 80
+    frame = predicted.to_frame()
+    assert list(frame["world_size"]) == [1, 4]
+    assert frame["step_nominal_s"][1] == predicted.points[1].step_s.nominal
     assert len(predicted.plot().axes) == 2
 
 
@@ -255,6 +274,7 @@ def test_every_answer_has_rows_and_a_picture(compared: WhatIfDocument) -> None:
     job = pm.Job(
         devices=8, work_s=1e6, checkpoint_interval_s=3e3, checkpoint_write_s=9, causes=(cause,)
     )
+    assert list(compared.to_frame()["scenario"]) == ["as it is", "devices=16"]
     for found, column in (
         (compared, "scenario"),
         (diagnosed, "cause"),

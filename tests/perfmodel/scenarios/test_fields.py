@@ -83,6 +83,25 @@ def test_factors_are_of_what_was_measured() -> None:
     assert step_s(same) == pytest.approx(step_s(was), rel=1e-12)
 
 
+def test_a_tier_as_measured_counts_until_it_is_changed() -> None:
+    was = scenario(Machine())
+    machine = dataclasses.replace(was.machine, between_nodes=was.machine.collectives, num_nodes=4)
+    joined = changed(was.asking(machine=machine), {"cluster": "2 10GB/s, 4 measured"})
+    tier = existing(joined.question.cluster).tiers[-1]
+    assert tier.as_measured
+    assert tier.link_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    faster = changed(joined, {"cluster.bandwidth": "100GB/s"})
+    assert not existing(faster.question.cluster).tiers[-1].as_measured
+    assert step_s(faster) < step_s(joined)
+
+
+def test_a_faster_device_leaves_the_input_as_it_is() -> None:
+    """0.2 ms."""
+    was = scenario(Machine(), world_sizes=(1,))
+    found_s = step_s(changed(was, {"device.speed": "2x"}))
+    assert found_s - 0.0002 == pytest.approx((step_s(was) - 0.0002) / 2)
+
+
 @pytest.mark.parametrize("cluster", [None, open_cluster(ETHERNET)])
 def test_gradients_in_16_bit_gain_what_explain_says(cluster: Cluster | None) -> None:
     """On the links of a cluster, too."""
@@ -193,6 +212,23 @@ def test_a_network_between_usual_nodes_is_set_as_that_of_a_cluster() -> None:
     assert step_s(slower) > step_s(was)
 
 
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, True),
+        ({"cluster": "none"}, True),
+        ({"devices": "8"}, False),
+        ({"cluster": "8 nvlink4, 8 eth-400"}, False),
+    ],
+)
+def test_links_that_are_set_inside_nodes_alone_are_named(
+    other: dict[str, str], *, says: bool
+) -> None:
+    was = scenario(Machine(), world_sizes=(16,)).asking(machine=node_of_h100())
+    remarks = changed(was, {"network.bandwidth": "4x", **other}).remarks
+    assert any("--set cluster.bandwidth" in each for each in remarks) == says
+
+
 def test_a_faster_line_is_never_slower() -> None:
     machine = profile(Machine(s_per_byte=1e-11, latency_s=1e-5))
     rates = [{"cluster.bandwidth": f"wan:{rate}Gb/s"} for rate in (0.1, 1, 10, 100, 400, 800)]
@@ -256,6 +292,14 @@ def test_a_difference_is_less_uncertain_than_its_sides() -> None:
     assert step.p95 / step.p5 > 1.05
     assert contrast.probability_faster == 1
     assert after.point.evidence["compute"] is Evidence.ASSUMED
+
+
+def test_changed_causes_come_from_explain() -> None:
+    before, after = pm.whatif(NOISY, "heavy", {"ranks.noise": "0x"}, devices=16).scenarios
+    assert before.lost_s["stragglers"] > 0
+    assert "stragglers" not in after.lost_s
+    explained = pm.explain(NOISY, "heavy", devices=16)
+    assert before.lost_s == {loss.cause.value: loss.lost_s for loss in explained.losses}
 
 
 def test_unpaired_draws_keep_their_nominal_and_lose_their_order() -> None:

@@ -1,5 +1,6 @@
 """Modules and loops that exist, as the user's own code holds them."""
 
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,23 @@ def test_shared_parameters_stay_shared() -> None:
     copy = hollow(Tied())
     assert copy.get_parameter("embed.weight") is copy.get_parameter("head.weight")
     assert sum(1 for _ in copy.parameters()) == sum(1 for _ in Tied().parameters())
+
+
+def test_tensors_without_samples_keep_their_size() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 3)
+
+        def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
+            scores: Tensor = self.out(rows @ mask)
+            return scores
+
+    inputs, labels = batch()
+    # Tokenizers return such a mapping, which is no dict.
+    masked = UserDict({"rows": inputs, "mask": torch.zeros(8, 8)})
+    found = pm.trace(Masked(), masked, labels, loss=cross_entropy, micro_batch=32)
+    assert found.trace.at(micro_batch=64).micro_batch == 64
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from perfmodel.tracing.trace import (
     trace_model,
 )
 from perfmodel.workload import Phase
-from perfmodel.workload.step import StepMethod
+from perfmodel.workload.step import DEFAULT, StepMethod
 from tests.perfmodel.tracing.configs import CONFIGS, llama_config
 from tests.perfmodel.tracing.method import ADAMW_FUSED, SGD, SGD_LOOP
 from tests.perfmodel.tracing.test_huggingface import source_of
@@ -307,7 +307,8 @@ def test_blocks_computed_again_cost_one_more_forward_pass_and_keep_less() -> Non
 @pytest.mark.parametrize(
     ("implementation", "name", "calls"),
     [
-        ("loop", "aten.addcdiv_.default", 54),
+        # On a processor torch loops unless a training asks for something else.
+        *((each, "aten.addcdiv_.default", 54) for each in ("loop", DEFAULT)),
         ("foreach", "aten._foreach_addcdiv_.ScalarList", 1),
         ("fused", "aten._fused_adamw_.default", 1),
     ],
@@ -316,7 +317,10 @@ def test_optimizers_dispatch_per_parameter_or_for_all_at_once(
     implementation: str, name: str, calls: int
 ) -> None:
     method = replace(SGD, optimizer="adamw", optimizer_implementation=implementation)
-    step = traced("transformer", method=method).step.at(micro_batch=2)
+    found = traced("transformer", method=method).step
+    asked = "loop" if implementation == DEFAULT else implementation
+    assert found.method.optimizer_implementation == asked
+    step = found.at(micro_batch=2)
     assert len(step.parameters) == 54
     counted = [step.operators[call.operator].name for call in step.calls()].count(name)
     assert counted == calls
@@ -327,6 +331,11 @@ def own(tmp_path: Path) -> Path:
     file = tmp_path / "own.py"
     file.write_text(FACTORIES, encoding="utf-8")
     return file
+
+
+def test_a_factory_says_what_its_sample_is(own: Path) -> None:
+    found = {name: traced(f"{own}:{name}").step.sample for name in ("table", "named")}
+    assert found == {"table": "16x8 float32", "named": "ids: 5 int64"}
 
 
 @pytest.mark.parametrize(
