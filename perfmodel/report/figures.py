@@ -218,7 +218,7 @@ def bars_figure(lengths: Mapping[str, float], *, title: str, x: str) -> Figure:
     axes.barh([plain(name) for name in lengths], list(lengths.values()), color=COLOURS[0])
     axes.invert_yaxis()
     finish(axes, title="", x=x, y="")
-    # Names may leave little room beside them.
+    # Names may leave little width beside them.
     figure.suptitle(plain(title), fontsize="medium", wrap=True)
     return figure
 
