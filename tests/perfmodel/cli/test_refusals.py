@@ -228,6 +228,14 @@ def test_a_mistake_is_one_line(run: Run, tmp_path: Path, row: str) -> None:
     assert words in complaint(last(run, typed(command, tmp_path)), int(code))
 
 
+def test_a_folder_without_a_calibration_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("predict", "--layout", "fsdp=8", "--model", "llama3-8b")
+    assert "nothing was calibrated here" in complaint(result, 5)
+
+
 _VALUE: Final = re.compile(r"\.(.+?) ([=<>]) (.+?)(?: within ([\d.]+) %)?")
 
 
