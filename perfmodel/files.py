@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from perfmodel.errors import PerfModelError, UsageError, why
 from perfmodel.units import HOUR_S, MIB, MOST_DIGITS, Bytes, format_bytes
@@ -357,6 +357,12 @@ def unseal_line(line: bytes) -> tuple[bytes, bool]:
     return bare, True
 
 
+def begins_sealed(file: BinaryIO) -> bool:
+    """Whether the first line of a file carries a seal, as all others then do; one without lines will."""
+    first = file.readline(MOST_BYTES)
+    return not first or unseal_line(first.rstrip(b"\n"))[1]
+
+
 def append_line(path: Path, *lines: str) -> None:
     """Add JSON objects to a file, made if there is none, one a line; they are on disk when this returns.
 
@@ -367,9 +373,7 @@ def append_line(path: Path, *lines: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
             file.seek(0)
-            first = file.readline(MOST_BYTES)
-            is_sealed = not first or unseal_line(first.rstrip(b"\n"))[1]
-            written = map(seal_line, lines) if is_sealed else lines
+            written = map(seal_line, lines) if begins_sealed(file) else lines
             file.writelines(f"{line}\n".encode() for line in written)
             file.flush()
             os.fsync(file.fileno())

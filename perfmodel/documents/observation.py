@@ -31,6 +31,7 @@ from perfmodel.errors import InvalidDocument, reading, why
 from perfmodel.files import (
     MOST_KEYS,
     MOST_VALUES,
+    begins_sealed,
     parse_json,
     read_bytes,
     refuse_deep,
@@ -472,7 +473,8 @@ def read_observations(path: Path) -> list[Observation]:
 
 def is_sealed(path: Path) -> bool:
     """Whether the lines of a file of observations, which was read, carry seals: all do, or none."""
-    return unseal_line(read_bytes(path).partition(b"\n")[0])[1]
+    with path.open("rb") as file:
+        return begins_sealed(file)
 
 
 #: All that a task leaves which was not finished.
