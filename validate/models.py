@@ -50,10 +50,10 @@ from validate.judging import (
     ProfileRequest,
     Tolerances,
     compared,
-    fraction,
     gate,
     judged,
     launches,
+    measured_runs,
     measured_steps,
     shuffled,
     summarise,
@@ -227,7 +227,7 @@ def validate_models(
             # What later blocks trained changes no prediction of this one, when a campaign goes on.
             names = {setting.workload for setting in block.settings}
             replays = [replay for replay in replays_in(timed) if replay.workload in names]
-            found = predict(request.profile, block.settings, replays, budget)
+            found = predict(request.profile, block.settings, replays)
             for mode, runs in found.items():
                 predicted[mode].update(runs)
             steps_s: dict[str, object] = {
@@ -388,9 +388,8 @@ def predict(
     profile: MeasuredMachine,
     settings: Mapping[RunSetting, DrawnModel],
     replays: Sequence[ReplayObservation],
-    budget: ModelsBudget,
 ) -> Predicted:
-    """Every run in both modes, as the mean of its repetitions."""
+    """Every run in both modes."""
     documents = {
         entry.document: WorkloadDocument.read(entry.document) for entry in settings.values()
     }
@@ -401,7 +400,6 @@ def predict(
             machine=machine,
             workload=open_workload(machine, document, use_measured=mode == "measured"),
             layout=setting.layout,
-            num_repetitions=budget.num_repetitions,
         )
         found = answer(question)
         return PredictedRun(
@@ -427,7 +425,7 @@ def judge_models(
 ) -> ModelsValidationDocument:
     """Put every prediction of a mode beside what was measured; measures nothing."""
     entries = read_observations(observations)
-    found = measured_steps(entries)
+    found = measured_runs(entries)
     families = {entry.model.name: entry.model.family for entry in drawn}
     rows = tuple(
         ComparedModel(
@@ -457,15 +455,14 @@ def judge_models(
     num_soon = ModelsBudget.of(request.budget, request.profile.device_kind).num_soon
     later = measured_steps(entry for entry in entries if entry.round >= num_soon)
     several = summarise_any([row.signed_error for row in rows if row.setting.world_size > 1])
-    coverage = fraction(row.is_covered for row in rows)
-    gates: tuple[Gate, ...] = TOLERANCES[mode].judge(summary=summary, coverage=coverage)
+    gates: tuple[Gate, ...] = TOLERANCES[mode].judge(summary=summary, rows=rows)
     if several is not None and mode == "measured":
         gates += (gate("several ranks, step-time MAPE", several.mape, at_most=_DDP_MAPE),)
     by_family: dict[str, list[float]] = {}
     for row in single:
         by_family.setdefault(row.family.split()[0], []).append(row.signed_error)
     return ModelsValidationDocument(
-        **judged(request.profile, observations, gates),
+        **judged(request.profile, observations, gates, rows),
         provenance=provenance(describe_environment(), seed=request.seed),
         mode=mode,
         seed=request.seed,
@@ -483,5 +480,4 @@ def judge_models(
                 if setting in later and setting.world_size == 1
             ]
         ),
-        coverage=coverage,
     )

@@ -62,7 +62,8 @@ def _predicted(question: Question) -> str:
 def _judged(validation: ValidationDocument) -> list[str]:
     settings, speedups = validation.summary, validation.speedup_summary
     floor = validation.noise_floor
-    covered = sum(row.is_covered for row in validation.settings)
+    inside = sum(row.num_inside or 0 for row in validation.settings)
+    runs = sum(row.num_repetitions for row in validation.settings)
     wrong = (
         f"How wrong: {settings.num_settings} new settings, each run {validation.settings[0].num_repetitions} "
         f"times: off by {percent(settings.mape)} on average, {percent(settings.worst_absolute)} at worst"
@@ -74,7 +75,7 @@ def _judged(validation: ValidationDocument) -> list[str]:
     return [
         wrong,
         (
-            f"How sure: {covered} of {len(validation.settings)} lay inside their 90 % interval; "
+            f"How sure: {inside} of {runs} runs lay inside their 90 % interval; "
             f"calibrated settings, run again, were off by {noise}"
         ),
         f"Verdict: {verdict(validation)}",

@@ -17,7 +17,6 @@ from calibrate.campaign import PLAN, Campaign, Progress, keep_plan, measure, rea
 from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
 from calibrate.replays import replays_in, with_replays
-from calibrate.summary import estimate
 from calibrate.task import LayoutTask, ReplayTask
 from calibrate.workloads import in_starts
 from perfmodel.answer import Question, open_workload
@@ -164,8 +163,7 @@ def validate_strategies(
     else:
         known = with_replays(machine, replays_in(timed))
         plan["predicted_s"] = {
-            one.setting.label: asdict(predict(known, one, request.folder, budget.num_rounds))
-            for one in drawn
+            one.setting.label: asdict(predict(known, one, request.folder)) for one in drawn
         }
     wait_for_another_occasion(request, on_progress)
     observations = measure(
@@ -265,16 +263,13 @@ def _document(folder: Path, strategy: Strategy) -> Path:
     return folder / "traces" / f"{strategy.workload}.json"
 
 
-def predict(
-    machine: MeasuredMachine, strategy: Strategy, folder: Path, num_rounds: int
-) -> Interval:
+def predict(machine: MeasuredMachine, strategy: Strategy, folder: Path) -> Interval:
     """Step of a stack under its layout, from its operators and the costs of the machine. [s]"""
     document = WorkloadDocument.read(_document(folder, strategy))
     question = Question(
         machine=machine,
         workload=open_workload(machine, document),
         layout=parse_layout(strategy.layout),
-        num_repetitions=num_rounds,
     )
     return answer(question).step
 
@@ -322,7 +317,7 @@ def judge_strategies(
             **compared(
                 one.setting,
                 predicted_s[label],
-                estimate(runs[label]),
+                runs[label],
                 measured_s=float(np.median(runs[label])),
             ),
             family=one.family,
@@ -331,15 +326,15 @@ def judge_strategies(
         for label in [one.setting.label]
     ]
     alone = [row for row in rows if row.family == ALONE]
-    groups = families([row for row in rows if row.family != ALONE])
-    whole = groups[-1]
-    gates = TOLERANCES.judge(summary=whole.summary, coverage=whole.coverage)
+    divided = [row for row in rows if row.family != ALONE]
+    groups = families(divided)
+    summary = groups[-1].summary
+    gates = TOLERANCES.judge(summary=summary, rows=divided)
     return StrategiesDocument(
-        **judged(request.profile, observations, gates),
+        **judged(request.profile, observations, gates, divided),
         provenance=provenance(describe_environment(), seed=request.seed),
         steal=steal_share(entries),
         settings=tuple(rows),
-        summary=whole.summary,
+        summary=summary,
         families=(*families(alone)[:-1], *groups),
-        coverage=whole.coverage,
     )

@@ -27,12 +27,11 @@ from calibrate.environment import (
     refuse_other_machine,
 )
 from calibrate.launch import Launcher, LaunchFlags
-from calibrate.summary import Estimate, calibrated_setting
+from calibrate.summary import Estimate, calibrated_setting, estimate, typical
 from perfmodel.answer import Question, interval, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.documents import Provenance, Record, checked
 from perfmodel.documents.observation import (
-    LoopObservation,
     Observation,
     failures,
     read_observations,
@@ -49,17 +48,17 @@ from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError, ref
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
+from perfmodel.units import Seconds
 from validate.judging import (
     BUDGETS,
     HoldoutBudget,
     ProfileRequest,
     Tolerances,
     compared,
-    fraction,
     holdout_settings,
     judged,
     launches,
-    measured_steps,
+    measured_runs,
     repeated_settings,
     rounds,
     summarise,
@@ -115,9 +114,7 @@ def validate(
     settings = holdout_settings(
         profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
     )
-    steps_s, speedups = predict(
-        profile, settings, earlier=request.earlier, num_repetitions=budget.num_repetitions
-    )
+    steps_s, speedups = predict(profile, settings, earlier=request.earlier)
     plan = Plan.model_validate(
         {
             "budget": request.budget,
@@ -158,9 +155,8 @@ def predict(
     settings: Sequence[RunSetting],
     *,
     earlier: ValidationDocument | None = None,
-    num_repetitions: int = 1,
 ) -> tuple[dict[str, Interval], dict[str, Interval]]:
-    """By label, every setting as the mean of its runs [s], and the speed-up of those with several ranks."""
+    """By label, the step of every setting [s], and the speed-up of those with several ranks."""
     steps = {
         setting: answer(
             Question(
@@ -168,7 +164,6 @@ def predict(
                 workload=timed_workload(profile, setting.workload),
                 layout=setting.layout,
                 validation=earlier,
-                num_repetitions=num_repetitions,
             )
         )
         for setting in settings
@@ -199,11 +194,12 @@ def judge(
         If a setting has not run yet.
     """
     entries = read_observations(observations)
-    found = measured_steps(entries)
+    runs = measured_runs(entries)
+    found = {setting: estimate(of_one) for setting, of_one in runs.items()}
     too_large, failed = _not_run([one for one in settings if one not in found], entries)
     rows = tuple(
         ComparedSetting(
-            **compared(setting, plan.predicted_s[setting.label], found[setting]),
+            **compared(setting, plan.predicted_s[setting.label], runs[setting]),
             is_extrapolated=is_extrapolated(setting, profile),
         )
         for setting in settings
@@ -220,9 +216,9 @@ def judge(
         )
     repeats = _repeats(profile, found)
     speedups = {
-        setting: compare_speedup(setting, plan.predicted_speedups[setting.label], found)
+        setting: compare_speedup(setting, plan.predicted_speedups[setting.label], runs)
         for setting in settings
-        if setting.label in plan.predicted_speedups and {setting, baseline_of(setting)} <= {*found}
+        if setting.label in plan.predicted_speedups and {setting, baseline_of(setting)} <= {*runs}
     }
     beyond = [row for row in rows if row.is_extrapolated]
     inside = [row for row in rows if not row.is_extrapolated] or beyond
@@ -231,15 +227,15 @@ def judge(
         for part in (inside, beyond)
     )
     summary = summarise([row.signed_error for row in inside])
-    coverage = fraction(row.is_covered for row in rows)
     noise_floor = summarise_any([repeat.signed_error for repeat in repeats])
     return ValidationDocument(
         **judged(
             profile,
             observations,
             plan.gates.judge(
-                summary=summary, speedups=speedups_inside, coverage=coverage, noise=noise_floor
+                summary=summary, speedups=speedups_inside, rows=rows, noise=noise_floor
             ),
+            rows,
         ),
         provenance=made,
         steal=steal_share(entries),
@@ -258,17 +254,6 @@ def judge(
         speedup_summary_extrapolated=speedups_beyond,
         noise_floor=noise_floor,
         expected_noise=plan.gates.expected_noise,
-        coverage=coverage,
-        coverage_of_runs=_coverage_of_runs(plan.predicted_s, entries),
-    )
-
-
-def _coverage_of_runs(predicted_s: Mapping[str, Interval], entries: Sequence[Observation]) -> float:
-    """Share of single runs that their intervals hold; repeated settings have none."""
-    return fraction(
-        predicted_s[entry.setting.label].holds(entry.step_s)
-        for entry in entries
-        if isinstance(entry, LoopObservation) and entry.setting.label in predicted_s
     )
 
 
@@ -322,12 +307,14 @@ def baseline_of(setting: RunSetting) -> RunSetting:
 
 
 def compare_speedup(
-    setting: RunSetting, predicted: Interval, found: Mapping[RunSetting, Estimate]
+    setting: RunSetting, predicted: Interval, runs: Mapping[RunSetting, Sequence[Seconds]]
 ) -> ComparedSpeedup:
-    """Throughput over that of the baseline, predicted and measured."""
+    """Throughput over that of the baseline, predicted and measured, also run by run."""
     baseline = baseline_of(setting)
     ratio = setting.global_batch / baseline.global_batch
-    speedup = ratio * found[baseline].value_s / found[setting].value_s
+    speedup = ratio * typical(runs[baseline]) / typical(runs[setting])
+    pairs = zip(runs[baseline], runs[setting], strict=False)
+    inside = [predicted.holds(ratio * alone / together) for alone, together in pairs]
     return ComparedSpeedup(
         workload=setting.workload,
         world_size=setting.world_size,
@@ -337,6 +324,8 @@ def compare_speedup(
         predicted=predicted,
         measured=speedup,
         signed_error=predicted.signed_error(speedup),
+        num_repetitions=len(inside),
+        num_inside=sum(inside),
     )
 
 

@@ -62,8 +62,6 @@ class Question:
     """Devices there are; None: as many as the layout uses."""
     devices_per_node: int = DEVICES_PER_NODE
     num_draws: int = NUM_DRAWS
-    num_repetitions: int = 1
-    """Over how many runs the step is a mean; one for the next training."""
 
     def __post_init__(self) -> None:
         """A machine that knows other nodes stands among them; what contradicts the machine is refused."""

@@ -394,7 +394,7 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
         layout if layout.is_ddp else replace(layout.beside, accumulation=1),
         num_draws=num_draws,
         is_measured=costs.trained is not None,
-        run_error=again.run_of(layout.world_size) / math.sqrt(question.num_repetitions),
+        run_error=again.run_of(layout.world_size),
     )
     if used:
         form = form * form_factors(model, layout)
@@ -403,7 +403,7 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
     common[0] = 0.0
     of_ranks = model.deviates(f"occasion of {layout.world_size} ranks")
     common = math.sqrt(1 - _OF_RANKS) * common + math.sqrt(_OF_RANKS) * of_ranks
-    spread = again.common(machine.num_rounds, question.num_repetitions)
+    spread = again.common(machine.num_rounds)
     if costs.trained is not None:
         predicted_s = np.resize(costs.trained.predicted_s, num_draws)
         errors = costs.trained.relative_error * model.deviates("trained on several ranks")

@@ -1,7 +1,7 @@
 """Verdicts: predictions beside fresh runs, and how wrong they were.
 
-Signed errors are predicted over measured, minus 1. Coverage is the share of runs inside the 90 %
-intervals.
+Signed errors are predicted over measured, minus 1. An interval tells of one run: coverage is the share of single
+runs that it holds, and beside it that of means over the runs of a setting.
 """
 
 import math
@@ -18,10 +18,11 @@ from perfmodel.statistics import Interval, Share
 
 #: Name of the plain rule that a law of scaling has to beat.
 CARRIED: Final = "efficiency carried on"
-#: Names of the gates on mean absolute errors, and on what they exceed noise by.
+#: Names of the gates on mean absolute errors, on what they exceed noise by, and on intervals.
 STEP_MAPE: Final = "step-time MAPE"
 SPEEDUP_MAPE: Final = "speed-up MAPE"
 OVER_NOISE: Final = "step-time error over noise floor"
+COVERAGE_OF_RUNS: Final = "coverage of single runs"
 
 
 class Gate(Record):
@@ -66,6 +67,9 @@ class ProfileVerdict(Verdict):
     observations_sha256: str
     summary: ErrorSummary
     coverage: Share
+    """Of means over the runs of each setting."""
+    coverage_of_runs: Share | None = None
+    """Of single runs, which the gate counts; None: it counted means, whose intervals were narrower."""
 
 
 class Compared(Record):
@@ -80,6 +84,9 @@ class Compared(Record):
     """Standard error of the logarithm of ``measured_s``, from its repetitions."""
     signed_error: float
     is_covered: bool
+    """Whether the interval holds ``measured_s``."""
+    num_inside: NonNegativeInt | None = None
+    """Of the repetitions, those that the interval holds; None: not recorded."""
 
 
 def scatter_alone(rows: Iterable[Compared]) -> float | None:
@@ -109,6 +116,10 @@ class ComparedSpeedup(Record):
     predicted: Interval
     measured: PositiveFloat
     signed_error: float
+    num_repetitions: PositiveInt | None = None
+    """Pairs of runs, one of each setting; None: not recorded."""
+    num_inside: NonNegativeInt | None = None
+    """Of them, those that the interval holds."""
 
 
 class Repeat(Record):
@@ -152,8 +163,12 @@ class ValidationDocument(ProfileVerdict):
     noise_floor: ErrorSummary | None
     expected_noise: NonNegativeFloat | None = None
     """The same as the calibration leads to expect, where gates rest on it (quick budget)."""
-    coverage_of_runs: Share | None = None
-    """Of single runs, of which an interval tells; ``coverage`` is of means of runs. None: not recorded."""
+
+    @property
+    def speedup_coverage(self) -> float | None:
+        """Share of pairs of single runs whose speed-up lies inside its interval; None: not recorded."""
+        pairs = sum(row.num_repetitions or 0 for row in self.speedups)
+        return sum(row.num_inside or 0 for row in self.speedups) / pairs if pairs else None
 
     @property
     def speedup_scatter(self) -> float | None:
@@ -281,6 +296,7 @@ class JudgedFamily(Record):
     name: str
     summary: ErrorSummary
     coverage: Share
+    """Of single runs; of means where the verdict has no coverage of runs."""
 
 
 class StrategiesDocument(ProfileVerdict):

@@ -152,7 +152,7 @@ def _accuracy(option: Option, validation: ValidationDocument | None) -> PlanAccu
         num_settings=summary.num_settings,
         mape=summary.mape,
         worst_absolute=summary.worst_absolute,
-        coverage=validation.coverage,
+        coverage=validation.coverage_of_runs or validation.coverage,
         passed=validation.passed,
     )
 

@@ -202,7 +202,6 @@ _FORMS: Final[Mapping[str, Callable[[Any], str]]] = {
     "number": number,
     "%": percent,
     "+%": lambda value: percent(value, signed=True),
-    "held": lambda value: "yes" if value else "NO",
 }
 #: The form that the unit in a name asks for; the first that fits.
 _UNITS: Final = (

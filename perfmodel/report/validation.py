@@ -12,6 +12,7 @@ from perfmodel.documents.verdicts import (
     Gate,
     ModelsValidationDocument,
     NetworkVerdict,
+    ProfileVerdict,
     PublishedDocument,
     StrategiesDocument,
     ValidationDocument,
@@ -58,6 +59,21 @@ def _measured(entry: Compared) -> str:
     )
 
 
+def _inside(entry: Compared) -> str:
+    """Runs inside the interval, of all; of older verdicts whether their mean is."""
+    if entry.num_inside is None:
+        return "yes" if entry.is_covered else "NO"
+    return f"{entry.num_inside}/{entry.num_repetitions}"
+
+
+def coverage_line(verdict: ProfileVerdict) -> str:
+    """Share of single runs inside their intervals, and of means of runs."""
+    means = f"means of runs {percent(verdict.coverage)}"
+    if verdict.coverage_of_runs is None:
+        return f"Coverage of 90 % intervals: {means}"
+    return f"Coverage of 90 % intervals: single runs {percent(verdict.coverage_of_runs)}, {means}"
+
+
 def steps_table(validation: ValidationDocument) -> Table:
     """Each held-out setting, predicted beside measured; readable on 80 columns."""
     return table(
@@ -73,7 +89,7 @@ def steps_table(validation: ValidationDocument) -> Table:
             "Predicted": "predicted_s",
             "Measured": _measured,
             "<Error": "signed_error:+%",
-            "<In\n90 %": "is_covered:held",
+            "Runs in\n90 %": _inside,
         },
         caption="Batch: micro-batch per device x accumulation. Measured: below it the standard "
         "error and in brackets the repetitions. Error: predicted over measured minus 1.",
@@ -122,7 +138,6 @@ def summary_lines(validation: ValidationDocument) -> Iterator[str]:
         "Speed-up, beyond": validation.speedup_summary_extrapolated,
         **validation.summary_by_workload,
     }
-    covered = sum(entry.is_covered for entry in validation.settings)
     yield verdict(validation)
     if validation.expected_noise is not None:
         yield (
@@ -138,10 +153,9 @@ def summary_lines(validation: ValidationDocument) -> Iterator[str]:
         said = "; too noisy to judge" if _noisy_speedups(validation) else ""
         again = percent(validation.speedup_noise)
         yield f"Noise floor of speed-ups: calibrated ones, again: {again} (MAPE){said}"
-    counts = f"({covered} of {len(validation.settings)})"
-    yield f"Coverage: {percent(validation.coverage)} inside the 90 % interval {counts}"
-    if validation.coverage_of_runs is not None:
-        yield f"Coverage of single runs: {percent(validation.coverage_of_runs)}; above: of their means"
+    yield coverage_line(validation)
+    if validation.speedup_coverage is not None:
+        yield f"The same of speed-ups: single runs {percent(validation.speedup_coverage)}"
     yield from gate_lines(validation.gates)
     yield from (f"Not run, out of memory: {label}" for label in validation.too_large)
     if validation.failed:
@@ -163,7 +177,7 @@ def models_table(validation: ModelsValidationDocument) -> Table:
             "Predicted": "predicted_s",
             "Measured": _measured,
             "<Error": "signed_error:+%",
-            "<In\n90 %": "is_covered:held",
+            "Runs in\n90 %": _inside,
         },
         caption="Model: seed-index and family. Error: predicted over measured minus 1.",
     )
@@ -183,6 +197,7 @@ def models_lines(validation: ModelsValidationDocument) -> Iterator[str]:
         yield f"scatter of runs alone: MAPE {percent(scatter)}"
     yield f"{validation.num_drawn} models drawn with seed {validation.seed}, {failed} failed"
     yield from (f"failed: {entry.name}: {entry.reason}" for entry in validation.failed)
+    yield coverage_line(validation)
     yield from gate_lines(validation.gates)
     yield from steal_lines(validation.steal)
 
@@ -262,7 +277,7 @@ def strategies_table(document: StrategiesDocument) -> Table:
             "Predicted": "predicted_s",
             "Measured": "measured_s",
             "Error": "signed_error:+%",
-            "<In\n90 %": "is_covered:held",
+            "Runs in\n90 %": _inside,
         },
     )
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import perfmodel as pm
 from perfmodel.documents.verdicts import (
+    COVERAGE_OF_RUNS,
     ModelsValidationDocument,
     ValidationDocument,
     scatter_alone,
@@ -152,7 +153,12 @@ def _scatter(path: Path, part: str) -> float | None:
 def _row(document: _Json, judge: str, summary: _Json, command: str, *, gate: str | None) -> str:
     gates = [g for g in document.get("gates", ()) if gate and re.match(gate, g["name"])]
     passed = all(g["passed"] for g in gates)
-    covered = [g["value"] for g in gates if "coverage" in g["name"]]
+    # Until 2026-11-28 gates counted means over the runs of a setting.
+    covered = [
+        percent(g["value"]) + ("" if g["name"] == COVERAGE_OF_RUNS else " of means")
+        for g in gates
+        if "coverage" in g["name"]
+    ]
     limits = [
         percent(g["at_most"])
         if g["at_least"] is None
@@ -166,7 +172,7 @@ def _row(document: _Json, judge: str, summary: _Json, command: str, *, gate: str
         percent(summary["mape"]),
         percent(summary["scatter"]) if summary.get("scatter") is not None else "-",
         percent(summary["worst_absolute"]) if "worst_absolute" in summary else "-",
-        percent(covered[0]) if covered else "-",
+        covered[0] if covered else "-",
         ", ".join(limits) or "none",
         ("pass" if passed else "**fail**") if gates else "-",
         document.get("provenance", {}).get("created_utc", "2026-11-21")[:10],

@@ -106,7 +106,15 @@ def _say_steps(name: str, rows: Sequence[ComparedSetting]) -> None:
     """Inside and beyond the calibrated micro-batches."""
     for where, is_beyond in (("inside", False), ("beyond", True)):
         own = [row for row in rows if row.is_extrapolated is is_beyond]
-        say(f"{name}, {where}", [r.signed_error for r in own], [r.is_covered for r in own])
+        # Older verdicts counted means of runs.
+        held = [
+            at < row.num_inside
+            for row in own
+            if row.num_inside is not None
+            for at in range(row.num_repetitions)
+        ]
+        held = held or [row.is_covered for row in own]
+        say(f"{name}, {where}", [row.signed_error for row in own], held)
 
 
 def _judged_again(record: Path, before: ValidationDocument) -> ValidationDocument:
@@ -114,9 +122,7 @@ def _judged_again(record: Path, before: ValidationDocument) -> ValidationDocumen
     with tempfile.TemporaryDirectory() as name:
         profile = _profile(Path(name))
         settings = [row.setting for row in before.settings]
-        steps_s, speedups = validate.predict(
-            profile, settings, num_repetitions=before.settings[0].num_repetitions
-        )
+        steps_s, speedups = validate.predict(profile, settings)
         plan = validate.Plan(
             budget="standard",
             seed=before.provenance.seed,

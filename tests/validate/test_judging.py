@@ -9,9 +9,9 @@ import pytest
 
 from calibrate.campaign import write_plan
 from calibrate.experiment import BUCKET_CAPS_MB as CALIBRATED_CAPS_MB
-from calibrate.summary import Estimate
 from calibrate.task import ReplayTask, StepTask
 from calibrate.workloads import in_starts
+from perfmodel.documents.verdicts import ComparedSetting
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import Repeatability
 from perfmodel.statistics import Interval
@@ -37,7 +37,8 @@ from validate.published.harness import Part, verdict
 from validate.validate import compare_speedup, is_extrapolated
 
 GOOD = [0.01, -0.02] * 12
-COVERAGE = "coverage of 90 % intervals"
+PREDICTED = Interval(p5=0.009, nominal=0.010, p95=0.013)
+COVERAGE = "coverage of single runs"
 
 
 def test_a_summary_keeps_the_sign_in_the_bias_only() -> None:
@@ -68,6 +69,13 @@ def test_predictors_are_compared_on_the_same_runs_and_ours_alone_is_covered() ->
     assert (other.method, other.bias, other.mape, other.coverage) == ("other", -0.25, 0.25, None)
 
 
+def rows_of(coverage: float) -> list[ComparedSetting]:
+    """One setting of 1,000 runs, a share of them inside the interval; their mean never is."""
+    num_inside = round(1000 * coverage)
+    runs_s = [0.010] * num_inside + [1e9] * (1000 - num_inside)
+    return [ComparedSetting(**compared(single(), PREDICTED, runs_s), is_extrapolated=False)]
+
+
 @pytest.mark.parametrize(
     ("steps", "speedups", "coverage", "failed"),
     [
@@ -88,7 +96,7 @@ def test_gates(
     steps: list[float], speedups: list[float], coverage: float, failed: list[str]
 ) -> None:
     gates = Tolerances().judge(
-        summary=summarise(steps), speedups=summarise_any(speedups), coverage=coverage
+        summary=summarise(steps), speedups=summarise_any(speedups), rows=rows_of(coverage)
     )
     assert [gate.name for gate in gates if not gate.passed] == failed
     assert passed(gates) is (not failed)
@@ -106,9 +114,10 @@ def test_gates_of_the_quick_budget_rest_on_the_noise_of_the_machine() -> None:
     assert quick.expected_noise == pytest.approx(0.0609, abs=1e-4)
     assert quick.step_mape - (quick.expected_noise or 0) == pytest.approx(0.0433, abs=1e-4)
     assert quick.coverage_at_least == 6 / 8
-    gates = quick.judge(summary=summarise([0.1] * 8), coverage=0.75, noise=summarise([0.01]))
+    noise = summarise([0.01])
+    gates = quick.judge(summary=summarise([0.1] * 8), rows=rows_of(0.75), noise=noise)
     assert passed(gates)
-    worse = quick.judge(summary=summarise([0.11] * 8), coverage=0.625, noise=summarise([0.01]))
+    worse = quick.judge(summary=summarise([0.11] * 8), rows=rows_of(0.625), noise=noise)
     assert [gate.name for gate in worse if not gate.passed] == ["step-time MAPE", COVERAGE]
 
 
@@ -139,10 +148,6 @@ def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_p
     assert campaign_seed(tmp_path, None) == 4711
 
 
-def found(value_s: float) -> Estimate:
-    return Estimate(value_s=value_s, relative_error=0.01, num_repetitions=3)
-
-
 @pytest.mark.parametrize(
     ("measured_s", "error", "is_covered"),
     [
@@ -157,10 +162,23 @@ def test_a_prediction_that_is_too_long_has_a_positive_error(
     measured_s: float, error: float, *, is_covered: bool
 ) -> None:
     """Predicted are 10 ms, between 9 and 13."""
-    row = compared(single(), Interval(p5=0.009, nominal=0.010, p95=0.013), found(measured_s))
+    row = compared(single(), PREDICTED, [measured_s * 0.99, measured_s, measured_s / 0.99])
     assert row["signed_error"] == pytest.approx(error, abs=1e-4)
-    assert (row["measured_s"], row["num_repetitions"]) == (measured_s, 3)
+    assert row["measured_s"] == pytest.approx(measured_s)
+    assert row["num_repetitions"] == 3
     assert row["is_covered"] is is_covered
+
+
+def test_intervals_tell_of_single_runs_and_not_of_their_mean() -> None:
+    """8, 10 and 14 ms lie around a mean within 9 to 13 ms; one of three runs does, and one of one."""
+    rows = [
+        ComparedSetting(**compared(single(), PREDICTED, runs_s), is_extrapolated=False)
+        for runs_s in ([0.008, 0.010, 0.014], [0.010])
+    ]
+    assert [row.is_covered for row in rows] == [True, True]
+    assert [row.num_inside for row in rows] == [1, 1]
+    _, _, covered = Tolerances().judge(summary=summarise([0.0] * 2), rows=rows)
+    assert (covered.name, covered.value, covered.passed) == (COVERAGE, 0.5, False)
 
 
 @pytest.mark.parametrize(
@@ -182,11 +200,12 @@ def test_accuracy_is_promised_between_the_calibrated_micro_batches(
 def test_a_speedup_compares_throughput(accumulation: int, step_s: float, speedup: float) -> None:
     setting = RunSetting(workload="light", world_size=2, micro_batch=8, accumulation=accumulation)
     row = compare_speedup(
-        setting, exactly(speedup * 0.9), {setting: found(step_s), single(): found(0.010)}
+        setting, exactly(speedup * 0.9), {setting: [step_s] * 2, single(): [0.010] * 2}
     )
     assert row.measured == pytest.approx(speedup)
     assert row.signed_error == pytest.approx(-0.1)
     assert (row.workload, row.world_size, row.accumulation) == ("light", 2, accumulation)
+    assert (row.num_inside, row.num_repetitions) == (0, 2)
 
 
 # Held-out settings are new to the profile, and there are enough of them.

@@ -125,7 +125,7 @@ def judge_played(
     """Verdicts on models that nobody traces, whose runs are played; each replay that is known widens a prediction."""
 
     def predict(
-        _: object, settings: Mapping[RunSetting, object], replays: Sequence[object], __: object
+        _: object, settings: Mapping[RunSetting, object], replays: Sequence[object]
     ) -> Predicted:
         step_s = replace(PREDICTED.step_s, p95=0.15 + 0.01 * len(replays))
         return {mode: dict.fromkeys(settings, replace(PREDICTED, step_s=step_s)) for mode in MODES}

@@ -103,6 +103,13 @@ def test_errors_are_those_of_predictions_over_the_median_repetition(tmp_path: Pa
     assert {row.num_repetitions for row in found.settings} == {2}
     assert found.summary.worst_absolute == pytest.approx(factors[NUM_DIVIDED - 1] - 1)
     assert found.coverage == pytest.approx(3 / NUM_DIVIDED)
+    # Runs take 0.9 and 1.1 times the median: the first interval holds both, those up to 1.2 the longer one.
+    assert [row.num_inside for row in found.settings][:NUM_DIVIDED] == [2, 1, 1, 1, 1, 0][
+        :NUM_DIVIDED
+    ]
+    divided = found.settings[:NUM_DIVIDED]
+    held = sum(existing(row.num_inside) for row in divided) / (2 * NUM_DIVIDED)
+    assert found.coverage_of_runs == found.families[-1].coverage == found.gates[2].value == held
 
 
 def test_families_are_summed_up_one_by_one_and_together_without_ranks_alone(tmp_path: Path) -> None:

@@ -125,6 +125,9 @@ def test_single_runs_are_counted_beside_their_means(request_: ValidationRequest)
     assert document.coverage_of_runs is not None
     assert 0.25 <= document.coverage_of_runs <= 0.75
     assert document.coverage < 0.25
+    (gate,) = (gate for gate in document.gates if gate.name == "coverage of single runs")
+    assert gate.value == document.coverage_of_runs
+    assert existing(document.speedup_coverage) < 0.75
 
 
 def test_what_memory_does_not_hold_is_named_and_not_judged(request_: ValidationRequest) -> None:
@@ -186,7 +189,7 @@ def test_a_machine_that_is_slower_than_predicted_fails(request_: ValidationReque
     assert {gate.name for gate in document.gates if not gate.passed} == {
         "step-time MAPE",
         "worst step-time error",
-        "coverage of 90 % intervals",
+        "coverage of single runs",
     }
     assert {name: entry.bias for name, entry in document.summary_by_workload.items()} == {
         "light": pytest.approx(1 / 1.3 - 1),
