@@ -200,10 +200,9 @@ DEFAULTS: Final[dict[str, float]] = {
     **dict.fromkeys(("tied", "fused_attention"), 1.0),
     "devices_per_node": float(DEVICES_PER_NODE),
 }
-_FLAGS: Final = (
-    *("recompute_full", "recompute_attention", "gpipe", "sequence_parallel"),
-    *("gated", "tied", "fused_attention"),
-)
+_ATTENTIVE: Final = ("gated", "tied", "fused_attention")
+_RECOMPUTED: Final = ("recompute_full", "recompute_attention")
+_FLAGS: Final = (*_RECOMPUTED, "gpipe", "sequence_parallel", *_ATTENTIVE)
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard")
 _DECIMAL: Final = (STEP, *_RATES, PEAK)
 #: No run has more of anything; products of such numbers stay finite.
@@ -214,12 +213,7 @@ _YES_NO: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 def read_run(where: str, row: Row, mapping: RunColumns, *, device: str | None) -> dict[str, float]:
     """All numbers of one run, its step time in seconds; what it need not say has its default.
 
-    Parameters
-    ----------
-    mapping
-        Names, constants and units.
-    device
-        Device of the runs, for the peak of a precision; None: ratios of an H100.
+    ``device``: Of the runs, for the peak of a precision; None: ratios of an H100.
     """
     said = dict(mapping.constants)
     for name in _NUMBERS:

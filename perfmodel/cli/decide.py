@@ -45,6 +45,7 @@ _DEADLINE = opt.positive("--deadline-days", "Print the chance to make it.")
 
 
 def goodput(
+    context: typer.Context,
     *,
     devices: opt.Devices,
     work_days: Annotated[float, opt.positive("--work-days", "Days of training without any stop.")],
@@ -74,15 +75,13 @@ def goodput(
             "--checkpoint-s: must be > 0 for a best interval, got 0: what costs nothing is best done "
             "all the time; give the time of one write, or --checkpoint-interval-s"
         )
-    job = Job(
-        devices=devices,
+    job = opt.asked(
+        Job,
+        context,
         work_s=work_days * DAY_S,
         checkpoint_interval_s=checkpoint_interval_s or work_days * DAY_S,
         checkpoint_write_s=checkpoint_s,
         causes=causes,
-        detection_s=detection_s,
-        restart_s=restart_s,
-        spares=spares,
         replacement_s=replacement_hours * HOUR_S,
     )
     if checkpoint_interval_s is None:
@@ -90,13 +89,8 @@ def goodput(
         best_s = min(best_interval_of(job) or math.inf, job.work_s)
         job = replace(job, checkpoint_interval_s=best_s)
     with working("goodput"):
-        document = use_case(
-            job,
-            replicas=replicas,
-            seed=seed,
-            mtbf_stops=mtbf_stops,
-            deadline_s=None if deadline_days is None else deadline_days * DAY_S,
-        )
+        deadline_s = None if deadline_days is None else deadline_days * DAY_S
+        document = opt.asked(use_case, context, job=job, deadline_s=deadline_s)
     show_answer(document)
 
 
@@ -291,14 +285,13 @@ def acceptance_write(
 
     machine = profile if nodes_like is None else with_nodes_of(profile, nodes_like)
     with working("acceptance"):
-        terms = acceptance_terms(
-            machine,
-            workload or None,
-            layout=layout,
-            cluster=cluster,
+        terms = opt.asked(
+            acceptance_terms,
+            context,
+            machine=machine,
+            workloads=workload or None,
             observed=observed or (),
             logs=log or (),
-            confidence=confidence,
             goodput=None if goodput is None else GoodputDocument.read(goodput),
         )
     write_atomically(output, terms.toml())

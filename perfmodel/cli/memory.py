@@ -87,14 +87,12 @@ def _report(context: typer.Context) -> "MemoryReport":
     document, trace_again = _document(
         context, as_on_cuda=sheet is not None and sheet.kind == "cuda"
     )
-    return report_of(
-        document,
-        capacity_bytes,
+    return opt.asked(
+        report_of,
+        context,
+        document=document,
+        capacity_bytes=capacity_bytes,
         machine=None if machine is None else opt.converted(machine, device=device),
-        micro_batch=given["micro_batch"],
-        devices=given["devices"],
-        bucket_view=given["bucket_view"],
-        device_kind=given["device_kind"],
         sheet=sheet,
         trace_again=trace_again,
     )
@@ -120,13 +118,9 @@ def _document(
 
     def traced(method: "StepMethod") -> WorkloadDocument:
         with working("trace"):
-            return traced_document(
-                workload,
-                method,
-                micro_batch=given["micro_batch"],
-                sequence_length=given["sequence_length"],
-                as_on_cuda=as_on_cuda,
-                where="--workload",
+            names = {"model": workload, "where": "--workload"}
+            return opt.asked(
+                traced_document, context, method=method, as_on_cuda=as_on_cuda, **names
             )
 
     document = traced(method)
@@ -245,14 +239,8 @@ def trace(
     as_on_cuda = device_kind == "as-cuda"
     kind = "cpu" if as_on_cuda else device_kind
     with working("trace"):
-        document = traced_document(
-            model,
-            opt.asked(StepMethod, context, device_kind=kind),
-            micro_batch=micro_batch,
-            image_size=image_size,
-            sequence_length=sequence_length,
-            as_on_cuda=as_on_cuda,
-        )
+        method = opt.asked(StepMethod, context, device_kind=kind)
+        document = opt.asked(traced_document, context, method=method, as_on_cuda=as_on_cuda)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = output or DEFAULT_FOLDER / f"{name}.json"
     document.write(path)

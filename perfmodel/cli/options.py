@@ -4,11 +4,11 @@ Texts become values here, and errors name the option.
 """
 
 import datetime as dt
+import inspect
 import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perfmodel.machine.measured import MeasuredMachine
 
 _Choice = TypeVar("_Choice", bound=str)
-_Request = TypeVar("_Request")
+_Found = TypeVar("_Found")
 DEFAULT_CALIBRATION: Final = Path("runs/calibration")
 DEFAULT_PROFILE: Final = DEFAULT_CALIBRATION / "profile.json"
 DEFAULT_DEVICES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -191,10 +191,10 @@ def refuse_unlike_truth(device_kind: str, truth: str | None) -> None:
         raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
 
 
-def asked(request: type[_Request], context: typer.Context, **others: Any) -> _Request:
-    """What a use case is asked: fields by the options of the same names, ``others`` as they are."""
-    known = {field.name for field in fields(request)}  # type: ignore[arg-type]
-    return request(**{name: context.params[name] for name in known & {*context.params}} | others)
+def asked(use_case: Callable[..., _Found], context: typer.Context, **others: Any) -> _Found:
+    """What a use case, or its request, makes of the options that it has by name; ``others`` as they are."""
+    known = {*inspect.signature(use_case).parameters} & {*context.params}
+    return use_case(**{name: context.params[name] for name in known} | others)
 
 
 def typed(context: typer.Context, name: str) -> bool:

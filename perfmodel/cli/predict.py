@@ -500,17 +500,12 @@ def plan_parallelism(
 
     links = _links(context)
     with working("plan parallelism"):
-        document = search(
-            profile,
-            model,
-            devices=devices,
-            global_batch=global_batch,
-            capacity_bytes=device_memory or 80 * GIB,
-            sequence_length=sequence_length,
-            devices_per_node=devices_per_node,
+        document = opt.asked(
+            search,
+            context,
+            machine=profile,
             cluster=links,
-            interleave=interleave,
-            top=top,
+            capacity_bytes=device_memory or 80 * GIB,
         )
     show_answer(document)
 

@@ -8,6 +8,7 @@ from perfmodel.units import Bytes
 from perfmodel.workload import (
     BAGS,
     ELEMENT_BYTES,
+    Convolution,
     Operator,
     TensorSpec,
     base_name,
@@ -36,16 +37,8 @@ _COPIES: Final = frozenset(
 )
 _FILLS: Final = frozenset(
     {
-        "zeros",
-        "zeros_like",
-        "new_zeros",
-        "ones",
-        "ones_like",
-        "fill",
-        "zero",
-        "full",
-        "full_like",
-        "arange",
+        *("zeros", "zeros_like", "new_zeros", "ones", "ones_like"),
+        *("fill", "zero", "full", "full_like", "arange"),
     }
 )
 _SCATTERS: Final = frozenset(
@@ -274,12 +267,12 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
     kind = _kind(operator)
     again, on_gpu = 0.0, tuple[float, ...]()
     if kind in ("convolution", "convolution_backward"):
-        shapes = _convolved(operator)
-        parts = [4.0 * math.prod(shape) for shape in shapes]
-        again = (shapes[0][0] - 1) * parts[1]
+        of = Convolution.of(operator)
+        parts = [4.0 * math.prod(spec.shape) for spec in (of.image, of.weight, of.result)]
+        again = (of.image.shape[0] - 1) * parts[1]
         on_gpu = _by_tap(operator) if _DEPTHWISE in _grouping(operator) else ()
     elif kind in ("matmul", "batched"):
-        parts = [float(spec.size_bytes) for spec in _factors(operator)] + [operator.written_bytes]
+        parts = [float(spec.size_bytes) for spec in factors(operator)] + [operator.written_bytes]
     elif kind in _LOOKS_UP:
         # One score a row, wherever it lies.
         targets_bytes = float(_targets(operator).size_bytes)
@@ -331,11 +324,12 @@ def _by_tap(operator: Operator) -> tuple[float, float]:
     A thread makes each pixel's value or gradient, whatever the stride. Each weight's gradient has a block of threads,
     and every sample a warp of it (``DepthwiseConv2d.cu`` of PyTorch).
     """
-    image, weight, result = _convolved(operator)
+    of = Convolution.of(operator)
+    image, weight, result = of.image.shape, of.weight.shape, of.result.shape
     taps = math.prod(weight[2:])
-    if _weight_position(operator) == 1:
+    if not of.wanted:
         return float(math.prod(result) * taps), 0.0
-    of_image, of_weight, *_ = parsed(operator.arguments)[0][10]
+    of_image, of_weight, *_ = of.wanted
     pixels = math.ceil(math.prod(result[2:]) / _WARP) * _WARP
     reads = float(result[0] * pixels * math.prod(weight))
     return float(math.prod(image) * taps) * bool(of_image), reads * bool(of_weight)
@@ -366,15 +360,15 @@ def _log(value: float) -> float:
 
 
 def _grouping(operator: Operator) -> str:
-    at = _weight_position(operator)
-    weight, last = operator.inputs[at].shape, _format(operator.inputs[at - 1])
-    if _groups(operator) == 1:
-        return f"{_DENSE if _in_blocks(operator) else _PATCHES}{last}"
+    of = Convolution.of(operator)
+    weight, last = of.weight.shape, _format(of.image)
+    if of.groups == 1:
+        return f"{_DENSE if _in_blocks(of) else _PATCHES}{last}"
     if weight[1] == 1:
         large = _LARGE if last and weight[-1] >= LARGE_KERNEL else ""
-        is_padded = at == 1 and parsed(operator.arguments)[0][4][-1] > operator.outputs[0].shape[-1]
+        is_padded = not of.wanted and of.padding[-1] > of.result.shape[-1]
         return f"{_DEPTHWISE}{_PADDED if is_padded else ''}{last}{large}"
-    is_odd = weight[1] % _BLOCK or weight[0] // _groups(operator) % _BLOCK
+    is_odd = weight[1] % _BLOCK or weight[0] // of.groups % _BLOCK
     return f"{_GROUPED}{_ODD if is_odd else ''}{last}"
 
 
@@ -384,57 +378,36 @@ def _format(image: TensorSpec) -> str:
     return "" if stride is None or len(stride) < 2 or stride[1] != 1 else _CHANNELS_LAST
 
 
-def _in_blocks(operator: Operator) -> bool:
+def _in_blocks(of: Convolution) -> bool:
     """Whether one thread on a CPU convolves in oneDNN's blocks, not sample by sample over patches.
 
     The rule is PyTorch's own: ``ConvParams::use_mkldnn`` in ``aten/src/ATen/native/Convolution.cpp``.
     """
-    image, weight, _ = _convolved(operator)
-    positional = parsed(operator.arguments)[0]
-    at = 4 if "backward" in operator.name else 3
-    moved = any(step != 1 for step in (*positional[at], *positional[at + 2]))
-    kernel = weight[2:]
+    image, kernel = of.image.shape, of.weight.shape[2:]
+    moved = any(step != 1 for step in (*of.stride, *of.dilation))
     worthwhile = moved or image[0] >= _MANY_SAMPLES or any(size != 1 for size in kernel)
     large = min(kernel) > _SMALL_KERNEL or image[0] > 1 or math.prod(image) > _FEW_ELEMENTS
     return worthwhile and large
 
 
-def _convolved(operator: Operator) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Shapes of image, weight and result."""
-    at = _weight_position(operator)
-    result = operator.inputs[0] if at > 1 else operator.outputs[0]
-    return operator.inputs[at - 1].shape, operator.inputs[at].shape, result.shape
-
-
-def _weight_position(operator: Operator) -> int:
-    return 2 if "backward" in operator.name else 1
-
-
-def _groups(operator: Operator) -> int:
-    positional = parsed(operator.arguments)[0]
-    return int(positional[9 if "backward" in operator.name else 8])
-
-
 def _convolution(operator: Operator) -> tuple[float, ...]:
-    at = _weight_position(operator)
-    image, weight, result = _convolved(operator)
-    groups = _groups(operator)
-    mask = parsed(operator.arguments)[0][10] if at > 1 else [True]
+    of = Convolution.of(operator)
+    image, weight, result = of.image.shape, of.weight.shape, of.result.shape
     return (
         _log(image[0]),
         _log(math.prod(result[2:])),
         _log(weight[1]),
-        _log(weight[0] / groups),
-        _log(groups),
+        _log(weight[0] / of.groups),
+        _log(of.groups),
         _log(math.prod(weight[2:])),
         _log(math.prod(image[2:]) / math.prod(result[2:])),
-        float(bool(mask[0])),
+        float(not of.wanted or of.wanted[0]),
     )
 
 
 def _matmul(operator: Operator) -> tuple[float, ...]:
     """Rows, inner size, columns, and which of the two factors is transposed in memory."""
-    first, second = _factors(operator)
+    first, second = factors(operator)
     batch = math.prod(first.shape[:-2])
     return (
         _log(batch),
@@ -445,7 +418,8 @@ def _matmul(operator: Operator) -> tuple[float, ...]:
     )
 
 
-def _factors(operator: Operator) -> tuple[TensorSpec, TensorSpec]:
+def factors(operator: Operator) -> tuple[TensorSpec, TensorSpec]:
+    """Both factors of a product of matrices."""
     if "linear" in operator.name:
         first, second = operator.inputs[:2]
     else:
@@ -455,7 +429,7 @@ def _factors(operator: Operator) -> tuple[TensorSpec, TensorSpec]:
 
 def _is_aligned(operator: Operator) -> bool:
     """Whether rows of both factors and of the result begin at multiples of 16 bytes."""
-    first, second = _factors(operator)
+    first, second = factors(operator)
     specs = (first, second, *operator.outputs[:1])
     rows = (spec.shape[-1] if spec.stride is None else max(spec.stride[-2:]) for spec in specs)
     size_bytes = ELEMENT_BYTES[first.dtype]

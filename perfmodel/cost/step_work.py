@@ -1,23 +1,24 @@
 """What one device does in a traced step: kernels by family, with their FLOP, bytes and launches; no seconds."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.families import IN_HALF, LARGE_KERNEL
+from perfmodel.cost.families import IN_HALF, LARGE_KERNEL, factors
 from perfmodel.cost.families import family as timed_family
 from perfmodel.machine.measured import MemoryFormat, Precision
 from perfmodel.statistics import FloatArray, IntArray
 from perfmodel.workload import (
     ELEMENT_BYTES,
+    Convolution,
     Operator,
     Phase,
     TensorSpec,
     base_name,
-    parsed,
 )
 from perfmodel.workload.step import ADAMW, OPTIMIZERS, SymbolicStep, TracedStep
 
@@ -27,14 +28,8 @@ PRODUCTS: Final = (
     *(
         f"{kind} {each}"
         for kind in (
-            "conv",
-            "conv 1x1",
-            "group 8",
-            "group 32",
-            "group",
-            "group untuned",
-            "depthwise",
-            "depthwise 7x7",
+            *("conv", "conv 1x1", "group 8", "group 32", "group", "group untuned"),
+            *("depthwise", "depthwise 7x7"),
         )
         for each in _PASSES
     ),
@@ -200,16 +195,12 @@ def _kernels(
         return []
     halving = _halving(operator) if is_pure_half else 1.0
     base = base_name(operator.name).removesuffix("_")
-    if base == "convolution":
-        return [_convolution(operator, "forward", halving, is_half_last=is_half_last)]
-    if base == "convolution_backward":
-        mask = parsed(operator.arguments)[0][10]
-        wanted = [each for each, is_asked in zip(_PASSES[1:], mask, strict=False) if is_asked]
-        found = [
-            _convolution(operator, each, halving, is_half_last=is_half_last) for each in wanted
-        ]
-        if len(mask) > 2 and mask[2]:
-            gradient = operator.inputs[0].size_bytes * halving
+    if base in ("convolution", "convolution_backward"):
+        of = Convolution.of(operator)
+        wanted = list(itertools.compress(_PASSES[1:], of.wanted)) if of.wanted else _PASSES[:1]
+        found = [_convolution(of, each, halving, is_half_last=is_half_last) for each in wanted]
+        if any(of.wanted[2:]):
+            gradient = of.result.size_bytes * halving
             found.append(_Work(family="reduction", moved_bytes=gradient))
         return found
     if operator.flop > 0:
@@ -230,88 +221,58 @@ def _halving(operator: Operator) -> float:
     return 1 - single / whole / 2
 
 
-class _Filters(NamedTuple):
-    """Sizes of one convolution."""
-
-    samples: int
-    groups: int
-    inputs: int
-    """Channels of a group."""
-    outputs: int
-    """The same."""
-    kernel: int
-    pixels_in: int
-    pixels_out: int
-
-
-def _convolution(operator: Operator, wanted: str, halving: float, *, is_half_last: bool) -> _Work:
+def _convolution(of: Convolution, wanted: str, halving: float, *, is_half_last: bool) -> _Work:
     """Forward pass, gradient of inputs or gradient of weights of one convolution."""
-    is_backward = "backward" in operator.name
-    positional = parsed(operator.arguments)[0]
-    transposed, groups = (
-        bool(positional[7 if is_backward else 6]),
-        int(positional[9 if is_backward else 8]),
-    )
-    image, weight = operator.inputs[int(is_backward)], operator.inputs[1 + int(is_backward)]
-    result = operator.inputs[0] if is_backward else operator.outputs[0]
-    if transposed:  # the gradient of inputs of the convolution the other way round
+    image, weight, result, groups = of.image, of.weight, of.result, of.groups
+    if of.transposed:  # the gradient of inputs of the convolution the other way round
         image, result = result, image
         wanted = {"forward": "inputs", "inputs": "forward"}.get(wanted, wanted)
-    sizes = _Filters(
-        samples=image.shape[0],
-        groups=groups,
-        inputs=weight.shape[1],
-        outputs=weight.shape[0] // groups,
-        kernel=math.prod(weight.shape[2:]),
-        pixels_in=math.prod(image.shape[2:]),
-        pixels_out=math.prod(result.shape[2:]),
-    )
     tensors = (image, weight, result)
+    pixels_in, kernel, pixels_out = (math.prod(each.shape[2:]) for each in tensors)
+    # Channels of a group.
+    inputs, outputs = weight.shape[1], weight.shape[0] // groups
     moved = halving * sum(each.num_elements * ELEMENT_BYTES[each.dtype] for each in tensors)
-    per_channel = sizes.samples * sizes.groups
+    samples = image.shape[0]
+    per_channel = samples * groups
     results, depth = {
-        "forward": (per_channel * sizes.outputs * sizes.pixels_out, sizes.inputs * sizes.kernel),
-        "inputs": (per_channel * sizes.inputs * sizes.pixels_in, sizes.outputs * sizes.kernel),
-        "weights": (math.prod(weight.shape), sizes.samples * sizes.pixels_out),
+        "forward": (per_channel * outputs * pixels_out, inputs * kernel),
+        "inputs": (per_channel * inputs * pixels_in, outputs * kernel),
+        "weights": (math.prod(weight.shape), samples * pixels_out),
     }[wanted]
-    kind = _convolution_kind(sizes, image, is_half_last=is_half_last)
+    kind = _convolution_kind(image, weight, groups, is_half_last=is_half_last)
     padded = 1.0
     if is_half_last and kind in ("group 8", "group 32"):
         padded = math.ceil(groups / _TUNED_GROUPS) * _TUNED_GROUPS / groups
-    narrow = min(sizes.inputs, sizes.outputs)
+    narrow = min(inputs, outputs)
     is_depthwise = kind.startswith("depthwise")
     return _Work(
         family="stem weights" if (kind, wanted) == ("stem", "inputs") else f"{kind} {wanted}",
-        flop=2.0
-        * padded
-        * per_channel
-        * sizes.outputs
-        * sizes.pixels_out
-        * sizes.inputs
-        * sizes.kernel,
+        flop=2.0 * padded * per_channel * outputs * pixels_out * inputs * kernel,
         moved_bytes=moved,
         results=float(results),
         depth=float(depth),
         # A depthwise kernel has no tile to fill.
         channels=1e6 if is_depthwise else float(narrow),
-        is_odd=not is_depthwise and bool(sizes.inputs % _MULTIPLE or sizes.outputs % _MULTIPLE),
+        is_odd=not is_depthwise and bool(inputs % _MULTIPLE or outputs % _MULTIPLE),
         by_vectors=is_depthwise,
     )
 
 
-def _convolution_kind(sizes: _Filters, image: TensorSpec, *, is_half_last: bool) -> str:
-    if sizes.groups == 1:
+def _convolution_kind(
+    image: TensorSpec, weight: TensorSpec, groups: int, *, is_half_last: bool
+) -> str:
+    inputs, outputs, kernel = weight.shape[1], weight.shape[0] // groups, weight.shape[2:]
+    if groups == 1:
         if image.shape[1] <= _IMAGE_CHANNELS:
             return "stem"
-        return "conv 1x1" if sizes.kernel == 1 else "conv"
-    if sizes.inputs == 1:
-        return "depthwise 7x7" if sizes.kernel >= LARGE_KERNEL**2 else "depthwise"
-    is_square = sizes.inputs == sizes.outputs
-    is_tuned = is_square and sizes.inputs in _TUNED_CHANNELS and 4 * sizes.groups >= _TUNED_GROUPS
-    if is_half_last and not is_tuned and min(sizes.inputs, sizes.outputs) < _TILE_CHANNELS:
+        return "conv 1x1" if math.prod(kernel) == 1 else "conv"
+    if inputs == 1:
+        return "depthwise 7x7" if math.prod(kernel) >= LARGE_KERNEL**2 else "depthwise"
+    is_tuned = inputs == outputs and inputs in _TUNED_CHANNELS and 4 * groups >= _TUNED_GROUPS
+    if is_half_last and not is_tuned and min(inputs, outputs) < _TILE_CHANNELS:
         return "group untuned"
     for most in (8, 32):
-        if sizes.inputs <= most:
+        if inputs <= most:
             return f"group {most}"
     return "group"
 
@@ -337,9 +298,7 @@ def _product(operator: Operator, base: str, phase: Phase, moved_bytes: float) ->
             depth=float(operator.inputs[0].shape[-1]),
             channels=float(operator.inputs[0].shape[-1]),
         )
-    first, second = operator.inputs[-2:] if len(operator.inputs) > 1 else operator.inputs * 2
-    if base == "linear":
-        first, second = operator.inputs[:2]
+    first, second = factors(operator)
     rows, depth, columns = (
         first.shape[-2] if len(first.shape) > 1 else 1,
         first.shape[-1],

@@ -204,12 +204,8 @@ class RooflineModel(_OfWorkload):
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
 #: What causes change. On a calibrated machine all are factors on what was measured.
 _TERMS: Final = (
-    "matmul_flop_per_s",
-    "memory_bytes_per_s",
-    "data_bytes_per_s",
-    "tensor_bytes_per_s",
-    "node_bytes_per_s",
-    "layer_host_s",
+    *("matmul_flop_per_s", "memory_bytes_per_s", "layer_host_s"),
+    *("data_bytes_per_s", "tensor_bytes_per_s", "node_bytes_per_s"),
 )
 
 

@@ -209,11 +209,8 @@ class OverlapProfile:
 
 
 _DDP_COSTS: Final = (
-    "bucket_s",
-    "bucket_s_per_byte",
-    "all_reduce_start_s",
-    "compute_speed",
-    "comm_speed",
+    *("bucket_s", "bucket_s_per_byte", "all_reduce_start_s"),
+    *("compute_speed", "comm_speed"),
 )
 
 

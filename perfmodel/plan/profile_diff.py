@@ -101,15 +101,8 @@ FALSE_DISCOVERY_RATE: Final = 0.05
 _DEVICE_COUNTS: Final = (1, 8, 64)
 #: Facts that differ between any two runs; older profiles hold some that are no longer asked for.
 _VOLATILE: Final = (
-    "time_utc",
-    "command_line",
-    "cpu.load_average_1min",
-    "cpu.busy_cores",
-    "cpu.steal",
-    "cpu.frequency_hz",
-    "memory.available_bytes",
-    "memory.swap_used_bytes",
-    "gpu_processes",
+    *("time_utc", "command_line", "gpu_processes", "cpu.load_average_1min", "cpu.busy_cores"),
+    *("cpu.steal", "cpu.frequency_hz", "memory.available_bytes", "memory.swap_used_bytes"),
 )
 
 

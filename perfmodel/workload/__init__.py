@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from perfmodel.errors import check_at_least, check_non_negative
 from perfmodel.units import Bytes, Flop
@@ -85,12 +85,8 @@ ELEMENT_BYTES: Final[dict[str, int]] = {
     name: size
     for size, names in {
         16: ("complex128",),
-        8: (
-            "complex64",
-            "float64",
-            "int64",
-            "uint64",
-        ),  # flash attention keeps the last for its seeds
+        # Flash attention keeps the last for its seeds.
+        8: ("complex64", "float64", "int64", "uint64"),
         4: ("float32", "int32"),
         2: ("float16", "bfloat16", "int16"),
         1: ("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"),
@@ -197,6 +193,32 @@ def parsed(arguments: str) -> tuple[list[Any], dict[str, Any]]:
     return positional, keyword
 
 
+class Convolution(NamedTuple):
+    """What an ATen convolution, or its backward pass, works on."""
+
+    image: TensorSpec
+    weight: TensorSpec
+    result: TensorSpec
+    """In a backward pass its gradient."""
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    groups: int
+    wanted: Sequence[bool]
+    """In a backward pass, whether image, weight and bias get a gradient; else empty."""
+
+    @classmethod
+    def of(cls, operator: Operator) -> Self:
+        """As the operator was recorded."""
+        positional, is_backward = parsed(operator.arguments)[0], "backward" in operator.name
+        first = (operator.inputs if is_backward else operator.outputs)[0]
+        image, weight = operator.inputs[is_backward:][:2]
+        stride, padding, dilation, transposed, _, groups, *rest = positional[3 + is_backward :]
+        wanted = rest[0] if is_backward else ()
+        return cls(image, weight, first, stride, padding, dilation, transposed, groups, wanted)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One place of a step where an operator runs."""
@@ -214,16 +236,8 @@ Shape: TypeAlias = tuple[int, ...]
 #: Allocations and questions to a tensor: nothing is moved.
 _MOVES_NOTHING: Final = frozenset(
     (
-        *(
-            "empty",
-            "empty_like",
-            "empty_strided",
-            "new_empty",
-            "new_empty_strided",
-            "set_",
-            "resize_",
-        ),
-        *("_local_scalar_dense", "_unsafe_view", "_fused_sdp_choice"),
+        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+        *("set_", "resize_", "_local_scalar_dense", "_unsafe_view", "_fused_sdp_choice"),
     )
 )
 #: Operators in place that do not read what they overwrite.
