@@ -200,9 +200,10 @@ DEFAULTS: Final[dict[str, float]] = {
     **dict.fromkeys(("tied", "fused_attention"), 1.0),
     "devices_per_node": float(DEVICES_PER_NODE),
 }
-_ATTENTIVE: Final = ("gated", "tied", "fused_attention")
+#: Flags that the name of a model says, and those that a word does.
+_OF_MODEL: Final = ("gated", "tied", "fused_attention")
 _RECOMPUTED: Final = ("recompute_full", "recompute_attention")
-_FLAGS: Final = (*_RECOMPUTED, "gpipe", "sequence_parallel", *_ATTENTIVE)
+_FLAGS: Final = (*_RECOMPUTED, "gpipe", "sequence_parallel", *_OF_MODEL)
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard")
 _DECIMAL: Final = (STEP, *_RATES, PEAK)
 #: No run has more of anything; products of such numbers stay finite.
@@ -254,9 +255,9 @@ def reading_notes(rows: Sequence[Row], mapping: RunColumns) -> list[str]:
     said = {*mapping.constants, *(n for n in NAMES if mapping.columns.get(n, n) in headings)}
     # Each of these says the others, or makes them follow.
     if mapping.model or "model" in said:
-        said |= {"gated", "tied", "fused_attention"}
+        said |= {*_OF_MODEL}
     if "recompute" in said:
-        said |= {"recompute_full", "recompute_attention"}
+        said |= {*_RECOMPUTED}
     if "devices" in said:
         said.add("dp")
     taken = [f"{name} = {value:g}" for name, value in DEFAULTS.items() if name not in said]
@@ -465,8 +466,8 @@ def calibrate_from_runs(
 ) -> tuple[InferredDocument, tuple[str, ...]]:
     """Parameters inferred from runs: a CSV, run records or logs; and what to know of their reading.
 
-    Raises ``UsageError`` if the device has no data sheet here, ``InvalidDocument`` if table or mapping cannot be read, a
-    column is missing or its unit is wrong, ``IncomparableRuns`` if two rows of one job differ by more than scatter.
+    Raises ``UsageError`` if the device has no data sheet here, ``InvalidDocument`` if table or mapping cannot be read, or
+    a column is missing or in a wrong unit, ``IncomparableRuns`` if two rows of one job differ by more than scatter.
     """
     sheet = device_sheet(device)
     mapping = RunColumns() if columns is None else read_run_columns(columns)
