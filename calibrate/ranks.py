@@ -43,7 +43,7 @@ from perfmodel.units import Seconds
 
 Result = TypeVar("Result")
 
-_PATIENCE: Final = dt.timedelta(days=1)
+_LONGEST_WAIT: Final = dt.timedelta(days=1)
 
 
 def open_device(
@@ -151,7 +151,7 @@ class Ranks:
     def meet(self, name: str) -> None:
         """Wait until all ranks have come to this point."""
         self.store.set(f"{name}/{self.rank}", "")
-        self.store.wait([f"{name}/{rank}" for rank in range(self.world_size)], _PATIENCE)
+        self.store.wait([f"{name}/{rank}" for rank in range(self.world_size)], _LONGEST_WAIT)
 
 
 #: JSON of what a rank finds in a task; it is complete on rank 0 only.

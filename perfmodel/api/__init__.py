@@ -30,26 +30,8 @@ from perfmodel.plan.goodput import compare_costs, goodput
 from perfmodel.plan.profile_diff import compare_profiles
 
 __all__ = (
-    "FailureCause",
-    "Job",
-    "acceptance_terms",
-    "compare_costs",
-    "compare_profiles",
-    "diagnose",
-    "explain",
-    "goodput",
-    "judge",
-    "memory",
-    "plan_options",
-    "predict",
-    "predict_large_model",
-    "read_prediction",
-    "read_profile",
-    "record",
-    "search",
-    "trace",
-    "unsealed",
-    "whatif",
-    "with_nodes_of",
-    "write_run",
-)
+    "FailureCause", "Job", "acceptance_terms", "compare_costs", "compare_profiles", "diagnose",
+    "explain", "goodput", "judge", "memory", "plan_options", "predict", "predict_large_model",
+    "read_prediction", "read_profile", "record", "search", "trace", "unsealed", "whatif",
+    "with_nodes_of", "write_run",
+)  # fmt: skip

@@ -194,7 +194,7 @@ def work(collective: str, ranks: int) -> Work:
     count, passes = num_messages(collective, ranks), LIBRARIES["gloo"].scatter_passes
     match collective:
         case "broadcast":
-            return Work(1.0, copies_in_turn(ranks) / count, (ranks - 1) / count)
+            return Work(1.0, serial_copies(ranks) / count, (ranks - 1) / count)
         case "all_to_all":
             return Work(1 / count, 1.0, ranks)
         case "reduce_scatter":
@@ -205,7 +205,7 @@ def work(collective: str, ranks: int) -> Work:
             return Work(1.0, 1.0, ranks)
 
 
-def copies_in_turn(ranks: int) -> int:
+def serial_copies(ranks: int) -> int:
     """Copies of an array that follow one another in gloo's broadcast until the last rank has it.
 
     Rank v sends to v + 2^k for every 2^k > v, all at once over one link (gloo/broadcast.cc).

@@ -220,8 +220,8 @@ class InferredModel:
         fitted = (logs - np.median(logs, axis=0))[rng.integers(0, len(logs), num_draws)]
         away = fitted + rng.standard_normal((num_draws, len(jobs))) @ root.T
         centre, disturbed, chance, _ = self._states(jobs)
-        stalled = rng.random((num_draws, len(jobs))) < chance
-        late = np.where(stalled, disturbed - centre, 0.0)
+        degraded = rng.random((num_draws, len(jobs))) < chance
+        late = np.where(degraded, disturbed - centre, 0.0)
         # Another width than that of the runs: all jobs are off alike.
         away = away + rng.standard_normal((num_draws, 1)) * self._width_uncertainty(jobs)
         steps = logs[0] + mean + away * self.uncertainty_factor(jobs) + late

@@ -51,7 +51,7 @@ _BIN: Final = 0.25
 #: What a measurement that takes longer must tell more. [nats/min]
 _PER_MINUTE: Final = 0.005
 #: What was believed before the numbers, in the choice of what to measure next.
-_DOUBT: Final = 0.1
+_BELIEVED: Final = 0.1
 #: Odds from which on the likeliest cause is to be confirmed, its rivals no longer told apart.
 _CONFIRMED: Final = 0.9
 NORMAL: Final = "normal"
@@ -160,7 +160,7 @@ def diagnose(  # noqa: PLR0913 - one parameter per part of the question
     # With a little of what was believed before, so that the likeliest cause is confirmed, not its rivals alone.
     before = sum(each.prior for each in weighed)
     shares = [
-        (1 - _DOUBT) * e / total + _DOUBT * each.prior / before
+        (1 - _BELIEVED) * e / total + _BELIEVED * each.prior / before
         for each, e in zip(weighed, evidence, strict=True)
     ]
     shares = [share / sum(shares) for share in shares]

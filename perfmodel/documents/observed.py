@@ -198,7 +198,7 @@ _PAUSE: Final = 3.0
 #: First and last third of a log that differ by more are not of one setting.
 _CHANGED: Final = 1.5
 #: Of a pattern of one's own for a whole log. [s]
-_PATIENCE_S: Final = 5.0
+_MOST_SEARCH_S: Final = 5.0
 
 
 class _Format(NamedTuple):
@@ -315,7 +315,7 @@ def _formats(name: str) -> Sequence[_Format]:
 
 
 @contextmanager
-def _patience(name: str) -> Iterator[None]:
+def _within_time(name: str) -> Iterator[None]:
     """End what a pattern of one's own searches for too long: some try every way to divide a line.
 
     The main thread alone can be interrupted; others wait.
@@ -326,12 +326,12 @@ def _patience(name: str) -> Iterator[None]:
 
     def end(*_: object) -> NoReturn:
         raise UsageError(
-            f"--log-format: pattern must find its lines within {_PATIENCE_S:g} s; leave out a repetition "
+            f"--log-format: pattern must find its lines within {_MOST_SEARCH_S:g} s; leave out a repetition "
             f"inside a repetition, such as (a+)+, got {name.removeprefix('regex:')!r}"
         )
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+    signal.setitimer(signal.ITIMER_REAL, _MOST_SEARCH_S)
     try:
         yield
     finally:
@@ -390,7 +390,7 @@ def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str,
     with reading(path, "log"):
         log = read_last_lines(path)
     known = name or _format_of(path, log)
-    with _patience(known):
+    with _within_time(known):
         logged, notes = _read(path, log, known, formats or FORMATS[known])
     if log.skipped:
         notes = (

@@ -468,7 +468,7 @@ class InferredSteps(Steps):
             factor = float(np.exp(DEVIATE_90 * spread[0]))
             yield name, (1 / factor, factor)
         if found.stall_probability[0] > RARE_STALL:
-            # The nominal step lies between the quiet and the stalled one.
+            # The nominal step lies between the normal and the degraded one.
             quiet_s = float(model.predict(jobs, stalls=False).number_s[0])
             nominal_s = float(self._draws[count][0])
             late_s = quiet_s * float(found.degraded_ratio[0])

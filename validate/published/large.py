@@ -416,7 +416,7 @@ def judge_playbook(table: Table) -> Iterator[PublishedSeries]:
     """A tenth of the layouts predicts the others: all, those unlikely to stall, those not disturbed.
 
     How likely a stall is follows from the layout alone, before anything of it is measured. A run counts as
-    disturbed if it is nearer to the stalled than to the quiet prediction; the stall is that of the
+    disturbed if it is nearer to the degraded than to the normal prediction; the stall is that of the
     calibration, but which run is left out depends on its measured step.
     """
     runs = playbook_runs(table)

@@ -334,7 +334,7 @@ def test_a_pattern_that_tries_every_way_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2^60 ways to divide the line; who was to be called at an alarm is so again."""
-    monkeypatch.setattr(observed, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(observed, "_MOST_SEARCH_S", 0.2)
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(UsageError, match=r"within 0.2 s; leave out a repetition .* got '\(a\+\)\+"):
         read(tmp_path, "a" * 60, "regex:(a+)+ (?P<s>[0-9]+)")

@@ -110,8 +110,8 @@ def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
     assert any("Speed-up, beyond:    bias +2.1 %" in line for line in lines)
     assert "Coverage of 90 % intervals: means of runs 50.0 %" in lines
     counted = plain_validation().model_copy(update={"coverage_of_runs": 0.75})
-    told = "Coverage of 90 % intervals: single runs 75.0 %, means of runs 50.0 %"
-    assert told in summary_lines(counted)
+    both = "Coverage of 90 % intervals: single runs 75.0 %, means of runs 50.0 %"
+    assert both in summary_lines(counted)
     assert max(map(len, lines)) <= 80
 
 
