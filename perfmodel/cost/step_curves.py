@@ -186,8 +186,6 @@ class LawDurations:
 
     def _device_s(self, part: TracedStep, *, has_optimizer: bool) -> Seconds:
         work = step_work(part, memory_format=self.memory_format, has_optimizer=has_optimizer)
-        if not len(work.count):
-            return 0.0
         return float(by_law(self.costs, [work])[0].device_s.sum())
 
 

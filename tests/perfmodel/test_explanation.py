@@ -219,6 +219,8 @@ def test_the_needed_bandwidth_reaches_the_target() -> None:
     assert advice.limit == "all_reduce"
     assert advice.bandwidth_factor is not None
     assert advice.bandwidth_factor > 1
+    # A ring moves the bytes of its busbw over every link.
+    assert advice.needed_busbw_bytes_per_s == pytest.approx(advice.bandwidth_factor / 3e-8)
     faster = dataclasses.replace(thin, s_per_byte=3e-8 / advice.bandwidth_factor)
     efficiency = existing(advised(faster, 2, 8).points[-1].scaling_efficiency)
     assert efficiency.nominal == pytest.approx(TARGET_EFFICIENCY, abs=0.01)

@@ -87,6 +87,8 @@ def test_models_alike_tell_what_a_node_loses() -> None:
     found = {s: growth.expected_loss(replace(one, batch=s), others) for s in (0.02, 2.0)}
     assert found[0.02][0] == pytest.approx(0.15, rel=0.2)
     assert found[2.0][0] == pytest.approx(0.005, rel=0.2)
+    [alone] = growth.extrapolate(replace(one, batch=0.02).fewest(1), others, np.array([2.0]))[1]
+    assert alone == pytest.approx(1 + found[0.02][0])
     elsewhere = [replace(other, machine="other") for other in short]
     alike = replace(one, batch=2.0, machine="other")
     assert growth.expected_loss(alike, [*elsewhere, *long])[0] > 0.007

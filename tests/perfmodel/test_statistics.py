@@ -122,3 +122,12 @@ def test_the_middle_of_draws_always_holds_the_nominal_value(
 def test_an_interval_must_be_in_order() -> None:
     with pytest.raises(ValueError, match=r"p5 <= nominal <= p95 must hold, got 2.0, 1.0, 3.0"):
         Interval(p5=2.0, nominal=1.0, p95=3.0)
+
+
+def test_intervals_are_divided_turned_and_compared() -> None:
+    known = Interval(p5=2.0, nominal=4.0, p95=8.0)
+    assert 16 / known == known
+    assert known / 2 == Interval(p5=1.0, nominal=2.0, p95=4.0)
+    assert -known == Interval(p5=-8.0, nominal=-4.0, p95=-2.0)
+    assert [known.holds(value) for value in (1.9, 2.0, 8.0, 8.1)] == [False, True, True, False]
+    assert known.signed_error(5.0) == pytest.approx(-0.2)

@@ -347,9 +347,8 @@ def test_a_family_keeps_no_more_points_than_tell_something() -> None:
     assert len(fit_family("pointwise", points).features) == 30
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_fit_recovers_the_function_that_made_the_data(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_fit_recovers_the_function_that_made_the_data() -> None:
+    rng = np.random.default_rng(0)
     inputs = rng.uniform(0, 10, (120, 2))
     truth = np.sin(inputs[:, 0] / 2) + 0.1 * inputs[:, 1]
     values = truth + rng.normal(0, 0.05, 120)

@@ -87,6 +87,11 @@ def test_divided_experts_have_fewer_replicas() -> None:
     bus = 80e9  # Eight members share a node's eight adapters: as fast as inside.
     expected = 2 * (15 / 16 * 2 * common / bus + 1 / 2 * 2 * experts / 10e9)
     assert data_s(jobs, FITTED)[0] == pytest.approx(expected)
+    # Beside 15 messages of every layer those of the fewer replicas.
+    for text, messages in (("dp=16 ep=2", 15 + 7), ("dp=16 ep=8", 15 + 1)):
+        jobs = jobs_of(text)
+        more_s = data_s(jobs, FITTED | {"data_latency_s": 1e-3}) - data_s(jobs, FITTED)
+        assert more_s == pytest.approx([2 * 4 * messages * 1e-3])
 
 
 def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:

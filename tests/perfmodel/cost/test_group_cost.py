@@ -220,11 +220,10 @@ def measured(
     ]
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_sixteen_ranks_follow_from_two_four_and_eight(collective: str, seed: int) -> None:
+def test_sixteen_ranks_follow_from_two_four_and_eight(collective: str) -> None:
     """Links decide nearly everything up to 8 ranks; processors most of the small ones at 16."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     groups = {ranks: measured(ranks, collective, rng, 0.01) for ranks in (2, 4, 8)}
     deviates: Samples = rng.standard_normal((NUM_PARAMETERS, 400))
     found = MessageLaw.fit(groups, collective, deviates)

@@ -9,6 +9,7 @@ from calibrate.layout_fit import infer
 from perfmodel.cost.inferred import InferredModel, on_links, open_inferred, with_nodes_of
 from perfmodel.cost.jobs import SHEETS, Jobs, jobs_from, stall_time_s, step_time_priors
 from perfmodel.cost.layout_time import step_time_s
+from perfmodel.cost.memory import ASSUMED_MEMORY
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import parse_layout
@@ -56,6 +57,13 @@ def test_a_step_looks_like_the_state_that_it_is_near(model: InferredModel, jobs:
     late_s = normal_s + stall_time_s(far, existing(model.machine.degraded).stall_s)
     assert not model.looks_disturbed(far, normal_s).any()
     assert model.looks_disturbed(far, late_s).all()
+    # On one node nothing stalls, whatever a step takes.
+    near = jobs.take(~jobs.several_nodes)
+    assert not model.looks_disturbed(near, 2 * measured(near)).any()
+
+
+def test_memory_is_assumed_where_no_run_printed_its_peak(model: InferredModel) -> None:
+    assert model.memory is ASSUMED_MEMORY
 
 
 def test_without_a_disturbed_run_nothing_stalls(model: InferredModel, jobs: Jobs) -> None:

@@ -7,40 +7,19 @@ import pytest
 from perfmodel.answer.measured import layout_costs
 from perfmodel.cost.machine import PIPELINE, ranks_beside
 from perfmodel.cost.network import Group, groups
-from perfmodel.layout import Layout, parse_layout
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.layout import parse_layout
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step import Cause
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.llama import document
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 
-BATCH = 8
-
 
 @pytest.fixture(scope="module")
 def machine() -> MeasuredMachine:
     found = profile(Machine(bucket_s=1e-5, bucket_s_per_byte=1e-11, world_size=4))
     return replace(found, operators=costs_of_the_made_up_machine())
-
-
-def workload(predictor: Asking, model: str = "llama") -> MeasuredWorkload:
-    found = document(model)
-    return predictor.workload(found.workload, found.trace, found.memory)
-
-
-def step_s(machine: MeasuredMachine, text: str, model: str = "llama") -> float:
-    predictor = Asking(machine)
-    layout = parse_layout(f"{text} micro_batch={BATCH}")
-    return float(predictor.step(workload(predictor, model), layout).step_s[0])
-
-
-@pytest.mark.parametrize("dp", [1, 2, 8])
-def test_ddp_is_the_same_question_in_both_grammars(machine: MeasuredMachine, dp: int) -> None:
-    found = step_s(machine, f"dp={dp} tp=1 pp=1 zero=0")
-    predictor = Asking(machine)
-    plain = predictor.step(workload(predictor), Layout(dp=dp, micro_batch=BATCH))
-    assert found == pytest.approx(float(plain.step_s[0]), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +35,9 @@ def test_gradients_of_fewer_bytes_shorten_their_sums_alone(
 ) -> None:
     """Neither gathers of parameters nor what tensor parallelism sums."""
     asked = Asking(machine)
-    question = asked.question(workload(asked), parse_layout(f"{text} micro_batch={BATCH}"))
+    found = document()
+    workload = asked.workload(found.workload, found.trace, found.memory)
+    question = asked.question(workload, parse_layout(f"{text} micro_batch=8"))
     was, now = layout_costs(question), layout_costs(replace(question, gradient_share=0.5))
     took_s = zip(was.program.operations, was.median_s, now.median_s, strict=True)
     assert {o.cause for o, before_s, after_s in took_s if after_s[0] < before_s[0]} == shorter

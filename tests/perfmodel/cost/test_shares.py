@@ -11,6 +11,7 @@ from perfmodel.answer import timed_workload
 from perfmodel.cost.machine import step_program
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.shares import unit_shares
+from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout import parse_layout
 from perfmodel.step import Cause
 from perfmodel.step.division import Unit, UnitShares, parameter_bytes, units
@@ -90,6 +91,12 @@ def test_a_sharded_optimizer_alone_stands_behind_the_buckets_of_ddp(
     workload = timed_workload(machine, model, trace=trace, memory=memory)
     program = step_program(machine, workload, parse_layout(f"{text} micro_batch={BATCH}"))
     assert {o.cause for o in program.operations if o.is_collective} == causes
+
+
+def test_without_operators_no_layout_is_divided() -> None:
+    machine = profile(Machine())
+    with pytest.raises(CalibrationUnavailable, match="'dp=4 zero=3' needs operators"):
+        step_program(machine, machine.workloads[0], parse_layout("fsdp=4"))
 
 
 def test_what_is_computed_again_adds_the_forward_pass_of_blocks() -> None:

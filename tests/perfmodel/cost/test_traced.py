@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibrate.fit.operators import fit_operators
 from perfmodel.answer import Answer, interval
 from perfmodel.answer.answer import answer, steps_s
 from perfmodel.answer.measured import measured_caveats, measured_in_place
@@ -41,9 +40,8 @@ from perfmodel.workload.step import (
     parameters_signature,
     signature,
 )
-from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.operators import costs_of_the_made_up_machine, measured_step, observation
+from tests.perfmodel.operators import costs_of_the_made_up_machine, measured_step
 from tests.perfmodel.profiles import Machine, compute_rate, host_costs, profile, slowed
 from tests.perfmodel.traces import WORKLOAD, traced
 
@@ -366,13 +364,24 @@ def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
     assert whole.parameters == (parameter,)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_more_samples_never_take_less_time(machine: MeasuredMachine, seed: int) -> None:
-    noisy = existing(fit_operators([observation(seed, noise=0.5)], workloads=(), rates=()))
-    workload = traced_profile(machine, noisy, WORKLOAD, traced())
-    for phase in Phase:
+def test_more_samples_never_take_less_time(
+    machine: MeasuredMachine, durations: OperatorCosts
+) -> None:
+    """Of curves that go up and down by a factor of 20; a dip is as long as what is before it."""
+    families = tuple(
+        replace(
+            each,
+            spread=3.0,
+            lengths=(1.0,) * len(each.lengths),
+            log_ratios=tuple(3 * math.sin(3 * sum(at)) for at in each.features),
+        )
+        for each in durations.families
+    )
+    workload = traced_profile(machine, replace(durations, families=families), WORKLOAD, traced())
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
         times_s = [point.time_s for point in getattr(workload.phases[0], phase.value)]
         assert times_s == sorted(times_s)
+        assert len(set(times_s)) < len(times_s)
 
 
 def test_the_batch_is_copied_to_a_device_that_works_behind_its_host(
