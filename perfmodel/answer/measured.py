@@ -490,7 +490,8 @@ def measured_caveats(
             f"runs of one setting differed by {100 * scatter:.0f} %: calibrate on a quiet machine"
         )
     batches = {layout.micro_batch for layout in found}
-    said += [*machine.undetermined, *_origin_caveats(machine, workload, sorted(batches))]
+    # Three lines are shown: first what the times of this workload rest on, then what no answer of this machine knows.
+    said += [*_origin_caveats(machine, workload, sorted(batches)), *machine.undetermined]
     if rescaling is not None:
         said += [*rescaling.notes, *(rescaling.notes_on_groups if largest > 1 else ())]
     measured = {cost.family for cost in machine.layouts}
