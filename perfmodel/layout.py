@@ -5,6 +5,7 @@ n devices is ``Layout(dp=n)``. ``feasible_layouts`` are all that a model, a clus
 """
 
 import enum
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -198,7 +199,7 @@ class Layout:
         """Size limits of the first bucket and of those after it (the last one repeats)."""
         if self.bucket_cap_mb is None:
             return (DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES)
-        return (int(self.bucket_cap_mb * MIB),)
+        return (int(min(self.bucket_cap_mb * MIB, sys.maxsize)),)
 
     def __str__(self) -> str:
         """The layout in the grammar that ``parse_layout`` reads, defaults left out."""

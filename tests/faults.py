@@ -1,11 +1,11 @@
-"""A shim that counts calls of the system below a folder, and lets one of them fail."""
+"""A shim that counts calls of the system below a folder, and lets one of them fail, or be the last of its process."""
 
 import contextlib
 import errno
 import io
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -15,19 +15,26 @@ from calibrate.locks import FOLDER_LOCK
 
 #: Number of a call that never comes.
 NEVER: Final = 0
+#: Exit code of a process that a call ended.
+KILLED: Final = 99
 
 
 class Faults:
-    """Counts calls of the system below a folder; the one of that number fails."""
+    """Counts calls of the system below a folder; the one of that number fails.
 
-    def __init__(self, fails_at: int, folder: Path) -> None:
+    ``ends``: It ends the process instead, as a kill does: nothing is cleaned up.
+    """
+
+    def __init__(self, fails_at: int, folder: Path, *, ends: bool = False) -> None:
         self.calls: list[str] = []
-        self._fails_at, self._folder = fails_at, str(folder)
+        self._fails_at, self._folder, self._ends = fails_at, str(folder), ends
 
     def count(self, call: str, where: object = "") -> None:
         """One call; it fails if it is its turn."""
         self.calls.append(f"{call} {where}".strip())
         if len(self.calls) == self._fails_at:
+            if self._ends:
+                os._exit(KILLED)
             code = errno.EAGAIN if call in ("spawn", "fork") else errno.EIO
             raise OSError(code, os.strerror(code))
 
@@ -51,9 +58,21 @@ class CountedFile:
             raise
         return self._file.write(content)
 
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for line in lines:
+            self.write(line)
+
     def read(self, *arguments: int) -> Any:
         self._faults.count("read")
         return self._file.read(*arguments)
+
+    def readline(self, *arguments: int) -> Any:
+        self._faults.count("read")
+        return self._file.readline(*arguments)
+
+    def truncate(self, *arguments: int) -> Any:
+        self._faults.count("truncate")
+        return self._file.truncate(*arguments)
 
     def __enter__(self) -> Self:
         return self

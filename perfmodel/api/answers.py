@@ -15,11 +15,12 @@ from perfmodel.answer.memory import MemoryReport, report_of, sheet_of
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.diagnosis.asked import Diagnosed, diagnosed
 from perfmodel.diagnosis.cases import Case
+from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError, refuse_unknown
+from perfmodel.errors import Natural, UsageError, brief, checks_arguments, fitted, refuse_unknown
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout
@@ -45,6 +46,7 @@ AnyWorkload: TypeAlias = WorkloadDocument | AnyPath
 AnyCluster: TypeAlias = Cluster | AnyPath
 
 
+@checks_arguments()
 def trace(  # noqa: PLR0913 - one parameter per part of a step
     model: Any,
     inputs: Any = None,
@@ -126,13 +128,14 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
     )
 
 
+@checks_arguments()
 def record(
     model: Any,
     optimizer: Any,
     *,
     loss: Callable[..., Any] | None = None,
     steps: int = 10,
-    warmup: int = 3,
+    warmup: Natural = 3,
 ) -> "LoopClock":
     """Time some steps of a loop that exists, and see what it trains: a context around the loop.
 
@@ -155,6 +158,7 @@ def record(
     return LoopClock(model, optimizer, loss=loss, num_steps=steps, warmup=warmup)
 
 
+@checks_arguments()
 def memory(
     workload: WorkloadDocument | AnyPath,
     *,
@@ -213,6 +217,7 @@ def memory(
     )
 
 
+@checks_arguments()
 def diagnose(
     model: str | WorkloadDocument, *, machine: AnyMachine | None = None, **case: Any
 ) -> Diagnosed:
@@ -233,13 +238,17 @@ def diagnose(
     UsageError
         If something is missing or contradicts itself; nothing is assumed in its place.
     """
-    known = [field.name for field in fields(Case) if field.name not in {"model", "machine"}]
+    kinds = {each.name: each.type for each in fields(Case) if each.name not in {"model", "machine"}}
     for name in case:
-        refuse_unknown("diagnose: parameter", name, known)
+        refuse_unknown("diagnose: parameter", name, kinds)
+    kinds["cluster"] = AnyCluster | None
+    said = {name: fitted(name, value, kinds[name]) for name, value in case.items()}
+    said["cluster"] = cluster_of(said.get("cluster"))
     found = None if machine is None else opened(machine)
-    return diagnosed(Case(model=model, machine=found, **case))
+    return diagnosed(Case(model=model, machine=found, **said))
 
 
+@checks_arguments()
 def read_profile(path: AnyPath) -> MeasuredMachine:
     """Read a profile, as ``perfmodel calibrate`` writes it, or a machine of ``perfmodel machines`` by name.
 
@@ -256,6 +265,7 @@ def opened(machine: AnyMachine) -> MeasuredMachine:
     return machine if isinstance(machine, MeasuredMachine) else read_profile(machine)
 
 
+@checks_arguments()
 def with_nodes_of(machine: AnyMachine, name: str) -> MeasuredMachine:
     """Put a machine of one node among nodes that are joined like those of a shipped machine.
 
@@ -278,11 +288,13 @@ def with_nodes_of(machine: AnyMachine, name: str) -> MeasuredMachine:
     )
 
 
+@checks_arguments()
 def read_prediction(path: AnyPath) -> PredictionDocument:
     """Read a prediction, as ``perfmodel predict --output`` writes it."""
     return PredictionDocument.read(Path(path))
 
 
+@checks_arguments(but=("devices", "workload"))
 def predict(  # noqa: PLR0913 - one parameter per part of the question
     machine: AnyMachine,
     workload: AnyWorkload,
@@ -360,6 +372,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     return with_advice(table(question, request)[0], question, request)
 
 
+@checks_arguments(but=("workload",))
 def explain(  # noqa: PLR0913 - the same
     machine: AnyMachine,
     workload: AnyWorkload,
@@ -389,6 +402,7 @@ def explain(  # noqa: PLR0913 - the same
     return explain_question(request.at_largest(question), scaling=scaling)
 
 
+@checks_arguments(but=("workload",))
 def whatif(  # noqa: PLR0913 - the same
     machine: AnyMachine,
     workload: AnyWorkload,
@@ -421,6 +435,11 @@ def whatif(  # noqa: PLR0913 - the same
     return compare_scenarios([base, *(changed(base, changes) for changes in scenarios)])
 
 
+def cluster_of(cluster: AnyCluster | None) -> Cluster | None:
+    """A cluster, read if a file or words stand for it."""
+    return cluster if cluster is None or isinstance(cluster, Cluster) else open_cluster(cluster)
+
+
 def _counts(devices: Any) -> tuple[int, ...]:
     """Counts of devices, ascending, each once."""
     found = (
@@ -435,7 +454,7 @@ def _counts(devices: Any) -> tuple[int, ...]:
     try:
         counts = tuple(sorted(set(map(operator.index, named))))
     except TypeError:
-        raise UsageError(f"devices: must be whole numbers, got {devices!r}") from None
+        raise UsageError(f"devices: must be whole numbers, got {brief(devices)}") from None
     if not counts:
         raise UsageError("devices: must be one number or more, got none")
     return counts

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final
 from perfmodel.answer import Question
 from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import Training
-from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, opened, question_of
+from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, cluster_of, opened, question_of
 from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred, with_nodes_of
 from perfmodel.documents import Provenance, today_utc
 from perfmodel.documents.acceptance import AcceptanceDocument, AcceptanceTerms, RankRun, read_run
 from perfmodel.documents.budget import GoodputDocument
-from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.importers import read_nccl_paste
 from perfmodel.documents.observation import Observation
 from perfmodel.documents.observed import Unit, read_observed
@@ -25,7 +24,7 @@ from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.documents.profile import InferredDocument, shipped_runs
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError
+from perfmodel.errors import UsageError, checks_arguments
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.layout_search import Request as SearchRequest
 from perfmodel.layout_search import plan_parallelism as ranked_layouts
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 _COUNT: Final = re.compile(r"\b([1-9][0-9]{0,6})\s*(?:gpus?|devices?|ranks?)\b", re.IGNORECASE)
 
 
+@checks_arguments()
 def plan_options(plan: AnyPath, *, today: dt.date | None = None) -> PlanDocument:
     """Rank the options of a plan file by cost, with the chance to meet its deadline.
 
@@ -87,6 +87,7 @@ def _inferred(machine: InferredMachine | AnyPath) -> InferredMachine:
     return InferredDocument.named(machine).machine
 
 
+@checks_arguments()
 def search(  # noqa: PLR0913 - one parameter per part of the question
     machine: InferredMachine | AnyPath,
     model: str,
@@ -121,7 +122,7 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
     top
         Layouts to return.
     """
-    links, found = _cluster(cluster), _inferred(machine)
+    links, found = cluster_of(cluster), _inferred(machine)
     training = Training(
         model=read_model(model, sequence=sequence_length),
         devices=devices,
@@ -140,15 +141,12 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
     return ranked_layouts(open_inferred(found), request)
 
 
-def _cluster(cluster: AnyCluster | None) -> Cluster | None:
-    return cluster if cluster is None or isinstance(cluster, Cluster) else open_cluster(cluster)
-
-
 def _inside(cluster: Cluster | None) -> int:
     """Devices of a node."""
     return (cluster and cluster.devices_per_node) or DEVICES_PER_NODE
 
 
+@checks_arguments()
 def predict_large_model(
     machine: InferredMachine | AnyPath,
     model: str,
@@ -184,6 +182,7 @@ def predict_large_model(
     return layout_table(question)[0]
 
 
+@checks_arguments()
 def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
     machine: AnyMachine,
     workloads: str | WorkloadDocument | Sequence[str] | None = None,
@@ -252,6 +251,7 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
     )
 
 
+@checks_arguments()
 def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     terms: AcceptanceTerms | AnyPath,
     machine: AnyMachine | None = None,
@@ -299,6 +299,7 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     return judged(found, delivery)
 
 
+@checks_arguments()
 def write_run(run: "LoopClock", folder: AnyPath) -> Path:
     """Write what a rank recorded into a folder that all ranks share, for ``judge``; returns the file."""
     path = Path(folder) / f"rank-{run.rank:05}.json"
@@ -339,7 +340,7 @@ def _large_job(
         )
     inferred, name = InferredDocument.named(machine).machine, Path(machine).stem
     links = opened(name) if name in shipped_runs() else None
-    joined = _cluster(cluster)
+    joined = cluster_of(cluster)
     if links and joined is None and layout.world_size > links.ranks_per_node:
         links = with_nodes_of(links, inferred, name=name)
     question = Question(

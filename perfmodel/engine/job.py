@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.errors import check_at_least, check_non_negative, check_positive
+from perfmodel.errors import Natural, check_non_negative, check_positive, fit_fields
 from perfmodel.statistics import BoolArray, FloatArray, IntArray
 from perfmodel.units import Seconds
 
@@ -41,6 +41,7 @@ class FailureCause:
     """Whether a node has to be replaced before the job can go on."""
 
     def __post_init__(self) -> None:
+        fit_fields(self)
         check_positive(f"mtbf_device_s of cause {self.name!r}", self.mtbf_device_s)
 
 
@@ -60,19 +61,17 @@ class Job:
     """From a failure until somebody, or a watchdog, has ended what is left of the job. [s]"""
     restart_s: Seconds = 0.0
     """Start of the processes, reading the checkpoint, warm-up. [s]"""
-    spares: int | None = None
+    spares: Natural | None = None
     """Idle nodes at the start; None: a replacement is always at hand."""
     replacement_s: Seconds = 0.0
     """From detection until a failed node, or a new one in its place, is back as a spare. [s]"""
 
     def __post_init__(self) -> None:
-        check_at_least("devices", self.devices, 1)
+        fit_fields(self)
         check_positive("work_s", self.work_s)
         check_positive("checkpoint_interval_s", self.checkpoint_interval_s)
         for name in ("checkpoint_write_s", "detection_s", "restart_s", "replacement_s"):
             check_non_negative(name, getattr(self, name))
-        if self.spares is not None:
-            check_at_least("spares", self.spares, 0)
         names = [cause.name for cause in self.causes]
         if len(set(names)) < len(names):
             raise ValueError(f"causes must have different names, got {names}")

@@ -30,7 +30,7 @@ from perfmodel.documents.budget import (
     stale_prices,
 )
 from perfmodel.engine.job import Activity, Job, best_interval_s, expected_elapsed_s, simulate_job
-from perfmodel.errors import NotFeasible, check_at_least, check_positive
+from perfmodel.errors import Natural, NotFeasible, check_at_least, check_positive, checks_arguments
 from perfmodel.statistics import Interval
 from perfmodel.units import KILOWATT_W, Seconds, format_duration
 
@@ -43,11 +43,12 @@ MOST_STOPS_OF_ALL: Final = 5e7
 _COURSES_OF_SPARES: Final = 400
 
 
+@checks_arguments()
 def goodput(
     job: Job,
     *,
     replicas: int = 200,
-    seed: int = 0,
+    seed: Natural = 0,
     mtbf_stops: int | None = None,
     deadline_s: Seconds | None = None,
 ) -> GoodputDocument:
@@ -68,12 +69,10 @@ def goodput(
         If less than 1 % of the time would be training that is kept, or stops are too many to simulate.
     """
     check_at_least("replicas", replicas, 2)
-    check_at_least("seed", seed, 0)
     if deadline_s is not None:
         check_positive("deadline_s", deadline_s)
     factors = np.ones(replicas)
     if mtbf_stops is not None:
-        check_at_least("mtbf_stops", mtbf_stops, 1)
         # Rates over their estimate, as k stops of a Poisson process leave them (Jeffreys). A stream of its own: one
         # replica more changes no other.
         rng = np.random.default_rng([seed, 0, 1])
@@ -148,6 +147,7 @@ def _caveats(job: Job, mtbf_stops: int | None) -> Iterator[str]:
 HOURS_PER_YEAR: Final = 8760.0
 
 
+@checks_arguments()
 def compare_costs(
     budget: Budget | str | PathLike[str], *, today: dt.date | None = None
 ) -> CostDocument:

@@ -13,7 +13,7 @@ from perfmodel.answer import Question, interval
 from perfmodel.answer.answer import steps_s
 from perfmodel.documents import asked_by
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
-from perfmodel.errors import IncomparableRuns
+from perfmodel.errors import IncomparableRuns, checks_arguments
 from perfmodel.files import leaves
 from perfmodel.layout import RunSetting, scaled_layouts
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
@@ -106,6 +106,7 @@ _VOLATILE: Final = (
 )
 
 
+@checks_arguments()
 def compare_profiles(old: MeasuredMachine, new: MeasuredMachine) -> ProfileDiffDocument:
     """Compare every parameter that both hold.
 

@@ -26,7 +26,7 @@ from perfmodel.files import append_line
 from perfmodel.tracing.fork import Fork
 from tests.calibrate.played import played_campaign
 from tests.fakes import FakeLauncher
-from tests.faults import NEVER, Faults, injected
+from tests.faults import KILLED, NEVER, Faults, injected
 
 TASKS = ("0-1", "0-2", "1-1")
 
@@ -107,6 +107,42 @@ def test_every_call_may_fail_once(tmp_path: Path) -> None:
         assert not any(name.startswith(".") and name != FOLDER_LOCK for name in lies), (call, lies)
         run(folder, Faults(NEVER, folder), resume=True)
         assert recorded(folder) == list(TASKS), call
+
+
+def killed(folder: Path, at: int, *, resume: bool) -> None:
+    """A run in a process of its own, which ends at a call as if it was killed."""
+    copy = os.fork()
+    if not copy:
+        try:
+            run(folder, Faults(at, folder, ends=True), resume=resume)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == KILLED
+
+
+def test_a_kill_at_any_call_loses_nothing(tmp_path: Path) -> None:
+    whole = Faults(NEVER, tmp_path / "whole")
+    run(tmp_path / "whole", whole, resume=False)
+    for at, call in enumerate(whole.calls, start=1):
+        folder = tmp_path / str(at)
+        killed(folder, at, resume=False)
+        kept = recorded(folder)
+        assert kept == list(TASKS[: len(kept)]), call
+        run(folder, Faults(NEVER, folder), resume=True)
+        assert recorded(folder) == list(TASKS), call
+
+
+def test_cutting_off_half_a_line_may_fail_too(tmp_path: Path) -> None:
+    all_calls(tmp_path / "whole")
+    content = (tmp_path / "whole" / OBSERVATIONS).read_bytes()[:-9]
+    (tmp_path / "whole" / OBSERVATIONS).write_bytes(content)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    faults = Faults(NEVER, tmp_path / "whole")
+    run(tmp_path / "whole", faults, resume=True)
+    at = faults.calls.index("truncate") + 1
+    with pytest.raises(PerfModelError, match="cannot be continued"):
+        run(tmp_path / "again", Faults(at, tmp_path / "again"), resume=True)
+    assert (tmp_path / "again" / OBSERVATIONS).read_bytes() == content
 
 
 def test_a_record_that_ends_at_any_byte_is_continued(tmp_path: Path) -> None:

@@ -1,19 +1,23 @@
 """``import perfmodel as pm``."""
 
+import datetime as dt
 import json
+import math
 import pkgutil
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, WrongArgument
 from perfmodel.machine import Evidence
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run
@@ -128,3 +132,94 @@ def test_nodes_that_nobody_knows_are_refused() -> None:
         pm.with_nodes_of(MACHINE, "rtx-3090")
     with pytest.raises(UsageError, match="several ranks, got one device"):
         pm.with_nodes_of("rtx-3090", "dgx-h100")
+
+
+#: What no argument takes, or none but one of another kind.
+ODD: tuple[Any, ...] = (
+    *(0, -1, 1.5, math.nan, math.inf, 1e308, 10**400, True, 1 + 2j),
+    *("", "x", "a\0b", "x" * 5000, b"x", [], [1, None], (), {}, {"a": 1}, {1}, range(10**9)),
+    *(np.float64(2), np.int64(2), np.array([1.0, 2.0]), np.array([]), Path("/dev/zero")),
+    *(object(), int, dt.datetime(2026, 1, 1, tzinfo=dt.UTC)),
+)
+TODAY = dt.date(2026, 11, 21)
+#: Functions, each with arguments that fit.
+CALLS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "predict": (
+        [MACHINE, "light"],
+        {"devices": 2, "scaling": "weak", "batch": 16, "accumulation": 1, "bucket_cap_mb": 25.0}
+        | {"loader_samples_per_s": 1e4, "sync_every_step": False, "validation": None}
+        | {"cluster": "2 nvlink3", "layout": None, "capacity_bytes": None},
+    ),
+    "explain": ([MACHINE, "light"], {"devices": 2, "scaling": "weak", "batch": 16}),
+    "whatif": ([MACHINE, "light", {"devices": "4"}], {"devices": 2, "batch": 16}),
+    "memory": (["none.json"], {"device": "h100-sxm", "micro_batch": 8, "devices": 2}),
+    "diagnose": (
+        ["llama2-7b"],
+        {
+            "device": "h100-sxm",
+            "precision": "bf16",
+            "micro_batch": 4,
+            "observed": "8 GPUs 1 node 3 s",
+        }
+        | {"strategy": "fsdp", "log": None, "lora": False, "cluster": None, "global_batch": 32},
+    ),
+    "read_profile": (["dgx-a100"], {}),
+    "read_prediction": (["none.json"], {}),
+    "with_nodes_of": (["dgx-a100", "dgx-h100"], {}),
+    "plan_options": (["none.toml"], {"today": TODAY}),
+    "compare_costs": (["none.toml"], {"today": TODAY}),
+    "search": (
+        ["dgx-h100", "llama3-8b"],
+        {"devices": 8, "global_batch": 8, "capacity_bytes": 8 * 10**10, "top": 1, "interleave": 1}
+        | {"sequence_length": None, "devices_per_node": 8, "cluster": None},
+    ),
+    "predict_large_model": (
+        ["dgx-h100", "llama3-8b", "dp=8 micro_batch=1"],
+        {"sequence_length": 2048, "devices_per_node": 8, "capacity_bytes": 8 * 10**10},
+    ),
+    "acceptance_terms": ([MACHINE, "light"], {"confidence": 0.9, "observed": [], "logs": []}),
+    "judge": (
+        ["none.toml"],
+        {"machine": MACHINE, "observed": [], "runs": [], "parts": [], "logs": [], "goodput": None},
+    ),
+    "compare_profiles": ([MACHINE, MACHINE], {}),
+    "FailureCause": ([], {"name": "gpu", "mtbf_device_s": 1e9, "takes_node": False}),
+    "Job": (
+        [],
+        {"devices": 8, "work_s": 1e6, "checkpoint_interval_s": 1e3, "spares": 1, "causes": ()},
+    ),
+    "goodput": (
+        [pm.Job(devices=8, work_s=1e6, checkpoint_interval_s=1e3)],
+        {"replicas": 2, "seed": 0, "mtbf_stops": 3, "deadline_s": 2e6},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_any_argument_of_another_kind_is_refused_in_our_words(name: str) -> None:
+    """Never by a type of Python deep inside, nor in words of NumPy and pydantic."""
+    given, named = CALLS[name]
+    for where in (*range(len(given)), *named):
+        for odd in ODD:
+            arguments, options = list(given), dict(named)
+            if isinstance(where, int):
+                arguments[where] = odd
+            else:
+                options[where] = odd
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                try:
+                    getattr(pm, name)(*arguments, **options)
+                except (PerfModelError, WrongArgument) as error:
+                    said = str(error)
+                    assert "\n" not in said
+                    assert not re.search("pydantic|numpy|validation error", said), said
+
+
+def test_numbers_of_numpy_and_names_of_logs_are_taken(tmp_path: Path) -> None:
+    ours = pm.predict(MACHINE, "light", devices=np.int64(2), batch=np.int64(16))  # type: ignore[arg-type]
+    assert ours.points == pm.predict(MACHINE, "light", devices=2, batch=16).points
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {n} | step_time 2.5 s\n" for n in range(9)))
+    with pytest.raises(PerfModelError, match=r"train\.log"):
+        pm.diagnose("llama2-7b", device="h100-sxm", log=str(log))
