@@ -153,7 +153,7 @@ def validate_strategies(
         "budget": request.budget,
         "seed": request.seed,
         "profile_digest": machine.digest,
-        "gates": {"mape": TOLERANCES.step_mape, "worst": TOLERANCES.step_worst},
+        "gates": asdict(TOLERANCES),
     }
     if request.resume and (request.folder / PLAN).exists():
         # Predictions are made once, before the first run.

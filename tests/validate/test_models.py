@@ -175,6 +175,7 @@ def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
     monkeypatch.setattr("validate.models._MODELS_PER_BLOCK", 3)
     models = [DrawnModel(model=draw(3, at), document=Path("none")) for at in range(9)]
     stages: list[tuple[str, set[str], set[int]]] = []
+    plans: list[Any] = []
 
     told: list[Progress] = []
 
@@ -182,6 +183,7 @@ def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
         campaign: Campaign, _: object, *, resume: bool, on_progress: Callable[[Progress], None]
     ) -> Path:
         assert resume == any(name == campaign.folder.name for name, *_ in stages)
+        plans.append(campaign.plan)
         tasks: list[Any] = [task for tasks in campaign.rounds for task in tasks]
         is_judge = campaign.folder == tmp_path
         names = {task.setting.workload if is_judge else task.workload for task in tasks}
@@ -216,6 +218,8 @@ def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
     for (where, trained, _), (_, ran, soon) in zip(blocks[::2], blocks[1::2], strict=True):
         assert (where, trained, soon) == ("in-place", ran, {0, 1, 2, 3})
     assert measured.failed == ()
+    gates = plans[-1]["gates"]
+    assert (gates["measured"]["coverage_at_least"], gates["several ranks"]) == (0.85, 0.07)
     assert measured.summary_later is not None
     assert measured.summary_later.bias == pytest.approx(-0.5)
 

@@ -169,6 +169,8 @@ def test_a_campaign_goes_on_with_its_predictions_and_is_refused_without_one(
     assert first.summary.bias == pytest.approx(0.2)
     assert again.settings == first.settings
     plan = read_plan(tmp_path)
+    on_disk = {bound for bound in plan["gates"].values() if bound is not None}
+    assert {b for gate in first.gates for b in (gate.at_least, gate.at_most) if b} <= on_disk
     plan["predicted_s"].popitem()
     write_plan(tmp_path, plan)
     with pytest.raises(UsageError, match=r"had another plan; .* version"):
