@@ -267,6 +267,9 @@ def _no_toml(said: str) -> str:
     return f"it is no TOML ({problem}, {place}"
 
 
+#: How long a pipe waits for its reader. [s]
+_READER_S: Final = 5.0
+_NO_READER: Final = "no program reads this pipe"
 #: Of the names of files that are not complete.
 _TOKEN_BYTES: Final = 4
 
@@ -281,7 +284,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(_TOKEN_BYTES)}")
     try:
         if not is_plain:
-            path.write_bytes(content)
+            with os.fdopen(_open_through(path), "wb") as file:
+                file.write(content)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
@@ -291,10 +295,25 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise PerfModelError(
-            f"{path}: cannot be written: {error.strerror or error}; "
+            f"{path}: cannot be written: {_NO_READER if error.errno == errno.ENXIO else why(error)}; "
             "free space or choose another folder, nothing was overwritten"
         ) from error
     _sync_folder(target)
+
+
+def _open_through(path: Path) -> int:
+    """A pipe or device, open for writing; of a pipe, the reader may be late, but not for ever."""
+    deadline_s = time.monotonic() + _READER_S
+    while True:
+        try:
+            opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > deadline_s:
+                raise
+            time.sleep(_READER_S / 100)
+        else:
+            os.set_blocking(opened, True)
+            return opened
 
 
 def _write_new(path: Path, content: bytes, *, like: Path) -> None:

@@ -4,6 +4,7 @@ import functools
 import gc
 import importlib
 import inspect
+import io
 import os
 import shutil
 import sys
@@ -475,6 +476,10 @@ def main() -> None:
     if sys.stdout is None:
         # the next file that is opened would take its place
         sys.exit(_complain("standard output is closed; send it to a file", code=EXIT_FAILURE))
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # JSON is UTF-8, and no older set has the rules of tables
+        sys.stdout.reconfigure(encoding="utf-8")
     try:
         code = app(prog_name="perfmodel", standalone_mode=False) or EXIT_OK
         sys.stdout.flush()

@@ -288,6 +288,14 @@ def test_a_pipe_is_written_through_and_stays_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_a_pipe_without_a_reader_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfmodel.files._READER_S", 0.1)
+    with pytest.raises(PerfModelError, match="cannot be written: no program reads this pipe"):
+        write_atomically(pipe(tmp_path / "answer.json"), "words")
+
+
 def test_a_pipe_is_not_continued(tmp_path: Path) -> None:
     """Its reader would wait for a writer without end."""
     with pytest.raises(

@@ -1,6 +1,8 @@
 """Help, progress, and lines that fit a terminal."""
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -102,6 +104,18 @@ def test_long_computations_are_shown_on_a_terminal_alone(
     with cli.working("plan"):
         time.sleep(0.5)
     assert "plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_output_is_utf_8_whatever_the_terminal_says(encoding: str) -> None:
+    """JSON demands it, and older sets have no rules for tables."""
+    done = subprocess.run(
+        (sys.executable, "-m", "perfmodel", "machines"),
+        capture_output=True,
+        check=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )
+    assert "─" in done.stdout.decode()
 
 
 def test_the_doctor_fits_80_columns(run: Run) -> None:
