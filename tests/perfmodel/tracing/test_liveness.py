@@ -11,8 +11,7 @@ from calibrate.peak import allocator_peak_bytes
 from perfmodel.cost.memory import TracedMemory
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine import OVERHEADS
-from perfmodel.tracing.liveness import LiveStorages
-from perfmodel.tracing.recorder import blocked_bytes
+from perfmodel.tracing.liveness import LiveStorages, blocked_bytes
 from perfmodel.tracing.source import Batch, ModelSource
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content

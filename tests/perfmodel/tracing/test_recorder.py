@@ -1,8 +1,8 @@
 """Short cuts of the recorder against torch's own rules; sums of gradients against those of a real step."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing import recorder
 from perfmodel.tracing.cuda import AsOnCuda
+from perfmodel.tracing.liveness import workspace_bytes
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.sources import find_source
@@ -33,17 +34,69 @@ def layouts(results: Any) -> list[Any]:
     return [None if one is None else (tuple(one.shape), one.stride(), one.dtype) for one in results]
 
 
+class Dense(nn.Module):
+    """Layers of a dense network: each reads parts of what lies in one tensor, and adds its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3 + 2 * n, 2, 3, padding=1) for n in range(4))
+        self.head = nn.Linear(11, 10)
+
+    def forward(self, images: Tensor) -> Any:
+        for layer in self.layers:
+            new = layer(images).relu_()
+            images = torch.cat([images, new[:, :2]], 1)
+        return self.head(images[:, :, 1::2, :-1].mean((2, 3)))
+
+
+DENSELY = ModelSource(
+    name="dense",
+    sample="image",
+    build=Dense,
+    draw_batch=find_source("torchvision:resnet18").draw_batch,
+    loss=find_source("torchvision:resnet18").loss,
+)
+
+
 @pytest.mark.parametrize("model", ["torchvision:resnet18", "torchvision:vit_b_32", "transformer"])
 def test_a_step_is_the_same_as_by_torch_s_rules_alone(model: str) -> None:
     def traced() -> Any:
         return trace_once(find_source(model), METHOD, micro_batch=4, casts=AsOnCuda("fp16"))
 
     quick = traced()
+    with by_torch_alone():
+        assert quick == traced()
+
+
+@pytest.mark.parametrize("source", [find_source("torchvision:resnet18"), DENSELY])
+def test_a_trace_for_a_processor_is_the_same_as_by_torch_s_rules_alone(source: ModelSource) -> None:
+    quick = trace_model(source, SGD_LOOP)
+    with by_torch_alone():
+        assert quick == trace_model(source, SGD_LOOP)
+
+
+@contextmanager
+def by_torch_alone() -> Iterator[None]:
     with (
         patch.object(recorder, "_BY_RULE", {}),
-        patch.object(recorder, "_is_new", lambda _result, _args: False),
+        patch.object(recorder, "_again", lambda *_: None),
     ):
-        assert quick == traced()
+        yield
+
+
+@pytest.mark.parametrize(
+    "where",
+    [(0,), (1, 2), (1, -3, -1), (1, 3, 2), (1, 0, 2**63 - 1, 3), (-1, 1, 5, 2), (0, 99, 100)],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_parts_of_a_tensor_lie_where_torch_says(*, where: tuple[int, ...], last: bool) -> None:
+    shape = torch.channels_last if last else torch.contiguous_format
+    with FakeTensorMode():
+        images = torch.empty(4, 6, 5, 5).to(memory_format=shape)[:, 1:]
+        found, expected = recorder._slice(images, *where), recorder._SLICE(images, *where)
+        assert layouts([found]) == layouts([expected])
+        assert found.storage_offset() == expected.storage_offset()
+        assert found.untyped_storage()._cdata == images.untyped_storage()._cdata
 
 
 @pytest.mark.parametrize(
@@ -88,9 +141,9 @@ def test_convolutions_on_tensor_cores_copy_what_is_not_laid_out_for_them(
     convolution = aten.convolution.default, (inputs, weight, None, *settings)
     backward = aten.convolution_backward.default, (gradient, inputs, weight, None, *settings)
     for (func, args), expected in ((convolution, forward_bytes), (backward, backward_bytes)):
-        found = recorder.workspace_bytes(func, (*args, [True] * 3), on_cuda=True)
+        found = workspace_bytes(func, (*args, [True] * 3), on_cuda=True)
         assert found == pytest.approx(expected, rel=0.06, abs=2e5)
-        assert recorder.workspace_bytes(func, (*args, [True] * 3)) == 0  # a device of no kernels
+        assert workspace_bytes(func, (*args, [True] * 3)) == 0  # a device of no kernels
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
