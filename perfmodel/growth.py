@@ -127,13 +127,14 @@ class Series:
         return np.asarray(np.log2(np.maximum(devices / self.per_node, 1)))
 
     def terms(self, devices: FloatArray) -> FloatArray:
-        """What the growth of a step per sample is linear in; shape ``(num_counts, 2)``, 0 at the fewest devices.
+        """What the growth of a step per sample is linear in; shape ``(num_counts, 3)``, 0 at the fewest devices.
 
-        A ring inside the node, and doublings of the nodes.
+        A ring inside the node, doublings of the nodes, a ring of nodes.
         """
         all_devices = np.concatenate([self.devices[:1], devices])
         ring = 2 * (1 - 1 / np.minimum(all_devices, self.per_node))
-        terms = np.stack([ring, self.doublings(all_devices)], axis=1)
+        doublings = self.doublings(all_devices)
+        terms = np.stack([ring, doublings, 2 * (1 - 0.5**doublings)], axis=1)
         return np.asarray(terms[1:] - terms[0])
 
 
@@ -159,7 +160,8 @@ def predict_growth(
 ) -> Growth:
     """Steps on more devices, by medians and spreads of both losses and ``noise``, the scatter of one number.
 
-        growth(n) = 1 + inside ring(n) + slope doublings(n)        step(n) = step(last) growth(n) / growth(last)
+        growth(n) = 1 + inside ring(n) + slope doublings(n) + bytes ring of nodes(n)
+        step(n)   = step(last) growth(n) / growth(last)
         sd(n)^2   = excess (terms(n) covariance terms(n)' + noise^2)
         excess    = max(1, mean of innovation^2 / variance of the innovation)    [Birge, Phys. Rev. 40:207, 1932]
         steeper   = (waits(n) / waits(last)) ^ (1.645 spread of the exponent)                   of each loss
@@ -169,13 +171,14 @@ def predict_growth(
     Every count that was measured moves the losses as far as their priors allow (Gaussian conditioning); its
     innovation is what it differs from what those before it predict. ``last`` are the most devices measured. Where
     nobody else measured between nodes, every doubling may lose as much as the second count did: the slope's spread
-    is hypot(prior, that loss). A device waits for the others of its node, and as often as the nodes double.
+    is hypot(prior, that loss). Two nodes do not tell waits, which grow with every doubling, from bytes, as many in
+    a ring of any length: both vary alike. A device waits for the others of its node, and as often as the nodes double.
     """
     known, step = one.terms(one.devices), one.step / one.step[0]
     if slope == BETWEEN_NODES and len(step) > 1:
         slope = slope[0], float(np.hypot(slope[1], max(step[1] - 1, 0.0)))
-    mean, spread = np.array([inside, slope]).T
-    covariance = np.diag(np.maximum(spread, [noise, 0.0])) ** 2
+    mean, spread = np.array([inside, slope, (0.0, slope[1])]).T
+    covariance = np.diag(np.maximum(spread, [noise, 0.0, 0.0])) ** 2
     surprise = 0.0
     for seen, growth in zip(known[1:], step[1:], strict=True):
         towards = covariance @ seen
@@ -192,7 +195,7 @@ def predict_growth(
         for n in (at, one.devices[-1:])
     )
     steeper = np.maximum(waits / waits_now, 1) ** (DEVIATE_90 * np.array(_EXPONENTS))
-    lost = terms * np.maximum(mean, [noise, 0.0])
+    lost = terms[:, :2] * np.maximum(mean[:2], [noise, 0.0])
     low, high = (
         np.hypot(half, np.linalg.norm(lost * away, axis=1))
         for away in (1 - 1 / steeper, steeper - 1)

@@ -115,11 +115,15 @@ def test_losses_inside_and_between_nodes() -> None:
     assert growth.between_loss(series(1.0, 1.2, devices=(1, 8))) is None
 
 
-def test_from_one_node_on_a_doubling_costs_what_the_second_count_shows() -> None:
+def test_from_one_node_on_a_loss_is_waits_and_bytes_until_more_counts_tell() -> None:
     one = series(1.0, 1.06, devices=(8, 16))
     low, middle, high = predicted(one, 64, inside=growth.INSIDE, slope=(0.0, 10.0))
-    # The prior is vague: 6 % for one doubling of the nodes are 18 % for three.
-    assert middle == pytest.approx(1.18, rel=1e-3)
+    # The prior is vague: half of 6 % returns with each of three doublings, half as a ring of 8 nodes sends (2 x 7/8).
+    assert middle == pytest.approx(1 + 0.03 * 3 + 0.03 * 2 * 7 / 8, rel=1e-3)
+    for third, last in ((1.12, 1.18), (1.09, 1.06 + 0.06 * 0.75)):
+        more = series(1.0, 1.06, third, devices=(8, 16, 32))
+        found = predicted(more, 64, inside=growth.INSIDE, slope=(0.0, 10.0), noise=1e-4)
+        assert found[1] == pytest.approx(last, rel=1e-3)
     assert low < middle < high
     alone = predicted(one.fewest(1), 16, 64, inside=growth.INSIDE, slope=(0.02, 0.01))
     assert alone[1] == pytest.approx([1.02, 1.06])

@@ -134,7 +134,7 @@ def _part(found: Steps, ours_s: FloatArray, left: BoolArray, others: BoolArray) 
     return Part(
         measured=step_s[left],
         predicted={
-            "law of threads": ours_s[left],
+            "perfmodel": ours_s[left],
             "one ratio for each number of GPUs": alone_s[left] * np.array(ratios),
             CARRIED: alone_s[left],
         },

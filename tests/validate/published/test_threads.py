@@ -78,10 +78,8 @@ def test_models_and_cards_left_out_are_predicted_from_one_gpu(tmp_path: Path) ->
     other = verdicts["2 cards, undisturbed runs; other models on other cards known"]
     errors = {one.method: one.mape for one in own.errors}
     # The host of the other card is half as fast again; own models tell.
-    assert errors["law of threads"] < 0.1 < other.errors[0].mape < 0.4
-    assert errors["law of threads"] < min(
-        errors["one ratio for each number of GPUs"], errors[CARRIED]
-    )
+    assert errors["perfmodel"] < 0.1 < other.errors[0].mape < 0.4
+    assert errors["perfmodel"] < min(errors["one ratio for each number of GPUs"], errors[CARRIED])
     assert opened_table.counted().left_out == {
         "models that cannot be traced": 2,
         "not timed on one GPU": 3,
