@@ -306,7 +306,7 @@ class Network:
 
     def bottleneck(self, size_bytes: Bytes, group: Group) -> str | None:
         """Which link costs most of an all-reduce, and why; None without a cluster or a partner."""
-        levels = self._costs(ALL_REDUCE, group, size_bytes) if group.size > 1 else ()
+        levels = self._costs(ALL_REDUCE, group, size_bytes)
         return bottleneck(levels, size_bytes, library=self.library) if levels else None
 
     def evidence(
