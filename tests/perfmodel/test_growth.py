@@ -310,6 +310,8 @@ def test_a_step_with_its_batch_is_a_rate_and_runs_alike_are_one(
     assert one.first_step_s == pytest.approx(0.11)
     assert one.scatter[0] == pytest.approx([np.log(0.10 / 0.12) / 2, np.log(0.12 / 0.10) / 2])
     assert notes == []
+    [alone], _ = growth.read_series(table("devices,samples_per_s\n1,400\n"))
+    assert list(alone.step) == [1 / 400]
 
 
 def test_other_models_of_the_table_tell_what_more_nodes_cost(

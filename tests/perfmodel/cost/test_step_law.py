@@ -384,10 +384,12 @@ def test_another_version_widens_by_what_versions_were_seen_to_change() -> None:
         device_costs=replace(COSTS, versions={"torch": "2.4.1+cu121"}, version_drift=0.24),
     )
     assert for_version(machine, "2.4.0") is machine
-    for found, error in (
-        (for_version(machine, "2.5.1"), 0.26),
-        (for_version(replace(machine, device_costs=COSTS), "2.4.0"), math.hypot(0.1, 0.25)),
+    unknown = replace(machine, device_costs=COSTS)
+    for found, error, said in (
+        (for_version(machine, "2.5.1"), 0.26, "2.4.1+cu121: 2.5.1"),
+        (for_version(unknown, "2.4.0"), math.hypot(0.1, 0.25), "unknown: 2.4.0"),
     ):
+        assert found.undetermined[-1].startswith(f"steps were of PyTorch {said} widens")
         assert existing(found.device_costs).left_out[0].log_error == pytest.approx(error)
         assert len(found.undetermined) == len(machine.undetermined) + 1
     with pytest.raises(UsageError, match="--torch: must come with a machine inferred from steps"):

@@ -204,8 +204,9 @@ def test_a_product_of_one_tensor_is_that_with_itself() -> None:
         (matmul(33, 64, 64), 1.0),
         (convolution(1, 32), 0.0),
         (convolution(1, 36), 1.0),
+        (replace(convolution(1, 32), inputs=(spec(4, 32, 8, 8), spec(36, 32, 3, 3))), 1.0),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_tensor_cores_need_multiples_of_eight(called: Operator, odd: float) -> None:
     assert work_of(called, is_pure_half=True).is_odd.tolist() == [odd]
