@@ -410,9 +410,21 @@ def issued(step: TracedStep, phase: Phase) -> dict[str, int]:
         case Phase.FORWARD:
             return found | {"view_s": others, "module_s": sum(step.modules_entered()), "phase_s": 1}
         case Phase.BACKWARD:
-            return found | {"view_s": others, "phase_s": 1}
+            nodes = num_nodes(issued(step, Phase.FORWARD)["forward_s"], kernels)
+            return found | {"view_s": others, "phase_s": 1, "node_s": nodes}
         case Phase.OPTIMIZER:
             return found | {"tensor_s": tensors}
+
+
+def num_nodes(forward: int, backward: int) -> int:
+    """Nodes that autograd runs, of what the host issues with a kernel in either pass.
+
+        N = min(forward - copies of the batch, backward)
+
+    An operator of the forward pass has one node, or none where nothing is differentiated, as counters of batches.
+    A node issues one kernel or several.
+    """
+    return max(0, min(forward - INPUT_COPIES, backward))
 
 
 def issued_s(host: HostCosts, counts: Mapping[str, int]) -> Seconds:

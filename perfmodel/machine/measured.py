@@ -430,7 +430,7 @@ class HostCosts:
     forward_s: NonNegative
     """Per operator with a kernel."""
     backward_s: NonNegative
-    """The same where autograd issues it."""
+    """The same where autograd issues it, beside its nodes."""
     view_s: NonNegative
     """Per operator without."""
     optimizer_s: NonNegative
@@ -442,6 +442,8 @@ class HostCosts:
     """Per module that the forward pass calls: its Python."""
     phase_s: NonNegative = 0.0
     """Per phase: what it costs beside its operators."""
+    node_s: NonNegative = 0.0
+    """Per node of autograd."""
     relative_error: RelativeError
     """Of the host's time of a step, in log: that of models left out of the fit."""
     addition_s: NonNegative | None = None

@@ -421,7 +421,7 @@ def test_what_moves_nothing_starts_no_kernel() -> None:
     forward = {"forward_s": 1 + INPUT_COPIES, "view_s": 1, "module_s": 2, "phase_s": 1}
     assert counts == {
         Phase.FORWARD: forward,
-        Phase.BACKWARD: {"backward_s": 2, "view_s": 1, "phase_s": 1},
+        Phase.BACKWARD: {"backward_s": 2, "view_s": 1, "phase_s": 1, "node_s": 1},
         Phase.OPTIMIZER: {"optimizer_s": 0, "tensor_s": 0},
     }
 
