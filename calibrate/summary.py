@@ -81,6 +81,20 @@ def typical_each(rows: Sequence[Sequence[float]]) -> list[float]:
     return found
 
 
+def farthest(points: FloatArray, count: int) -> list[int]:
+    """Indices of the first point and of those after it that lie farthest from all chosen before.
+
+    Distances are in standard deviations of each coordinate (Gonzalez 1985).
+    """
+    deviations = points.std(axis=0)
+    scaled = points / np.where(deviations > 0, deviations, 1.0)
+    chosen, distance = [0], np.full(len(points), np.inf)
+    while len(chosen) < min(count, len(points)):
+        distance = np.minimum(distance, np.square(scaled - scaled[chosen[-1]]).sum(axis=1))
+        chosen.append(int(np.argmax(distance)))
+    return chosen
+
+
 def estimate(values_s: Sequence[float]) -> Estimate:
     """Geometric mean, and the standard error of its logarithm, from one value per run."""
     count = len(values_s)

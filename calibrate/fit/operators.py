@@ -13,7 +13,7 @@ from scipy.linalg.lapack import dlauum, dpotrf, dtpttr, dtrtri, dtrttp
 from scipy.optimize import minimize, nnls
 
 from calibrate.replays import StepKey, measured_steps, of_newest_traces, replayed_s, step_key
-from calibrate.summary import typical, typical_each
+from calibrate.summary import farthest, typical, typical_each
 from perfmodel.cost import CurveDraws
 from perfmodel.cost.families import (
     TYPICAL_LENGTH,
@@ -22,6 +22,7 @@ from perfmodel.cost.families import (
     all_functions,
     attends,
     by_channel_alone,
+    call_features,
     convolves,
     family,
     family_on,
@@ -200,6 +201,14 @@ class Timing:
     """Of each kind of work."""
     num_calls: int = 1
     """How often a pass calls it, where that tells something."""
+    is_in_place: bool = False
+    """Whether it writes where it reads, where that tells something."""
+
+    @property
+    def place(self) -> FloatArray:
+        """All that tells it from others of its family."""
+        of_call = call_features(self.num_calls, is_in_place=self.is_in_place)
+        return np.array([*self.features, *of_call])
 
 
 #: By family.
@@ -296,7 +305,9 @@ def fit_family(
     width = max((len(timing.features) for timing in timings), default=0)
     members = [timing for timing in timings if len(timing.features) == width]
     if len(members) > most_points:
-        chosen = np.random.default_rng(0).choice(len(members), most_points, replace=False)
+        # Those far from all others first: chance would hardly ever keep a recurrence among many calls of networks.
+        members = _averaged(members)
+        chosen = farthest(np.array([timing.place for timing in members]), most_points)
         members = [members[index] for index in sorted(chosen)]
     flop_per_s = max(timing.flop / timing.time_s for timing in members)
     bytes_per_s = max(timing.moved_bytes / timing.time_s for timing in members) or 1e9
@@ -308,10 +319,11 @@ def fit_family(
     ratios = np.log(
         [timing.time_s / work_s(timing.units, unit_s, least_s=least_s) for timing in members]
     )
-    points = np.array([(*timing.features, math.log(timing.num_calls)) for timing in members])
-    if not np.ptp(points[:, -1]):
-        # Where all are as frequent, what other counts take would be the prior's word alone.
-        points = points[:, :-1]
+    points = np.array([timing.place for timing in members])
+    # Where all are as frequent, or none is in place, what others take would be the prior's word alone.
+    varies = np.ptp(points, axis=0) > 0
+    num_told = varies[-1] * (1 + varies[-2])
+    points = np.delete(points, slice(width, points.shape[1] - num_told), axis=1)
     places, values = tuple(map(tuple, points.tolist())), tuple(ratios.tolist())
     process = fit_gaussian_process(places, values)
     return OperatorFamily(
@@ -326,6 +338,14 @@ def fit_family(
         spread=process.spread,
         noise=process.noise,
     )
+
+
+def _averaged(timings: Sequence[Timing]) -> list[Timing]:
+    """One timing of each place."""
+    groups: dict[tuple[float, ...], list[Timing]] = defaultdict(list)
+    for timing in timings:
+        groups[tuple(timing.place)].append(timing)
+    return [replace(g[0], time_s=typical([t.time_s for t in g])) for g in groups.values()]
 
 
 def unit_costs(
@@ -462,6 +482,7 @@ def _by_family(
             units=units,
             # Convolutions arrange their data for every call by themselves.
             num_calls=1 if on_gpu or convolves(name) else num_calls,
+            is_in_place=bool(operator.mutated) and not on_gpu,
         )
         if on_gpu and time_s < _SHORTEST_KERNEL_S and is_kernel(name, timing):
             continue

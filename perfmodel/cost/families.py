@@ -251,8 +251,16 @@ def features(operator: Operator) -> tuple[float, ...]:
 
 
 def called_features(operator: Operator, num_calls: int) -> tuple[float, ...]:
-    """The same with how often a pass calls it: on a CPU cells of a recurrence find their data in the caches."""
-    return (*features(operator), _log(num_calls))
+    """The same with what caches hold on a CPU: whether it writes where it reads, and how often a pass calls it.
+
+    Cells of a recurrence find their data there. A sum in place, as of gradients of their weights, maps no new pages.
+    """
+    return (*features(operator), *call_features(num_calls, is_in_place=bool(operator.mutated)))
+
+
+def call_features(num_calls: int, *, is_in_place: bool) -> tuple[float, float]:
+    """What tells calls of equal sizes apart; curves that know one of the two know the last."""
+    return float(is_in_place), _log(num_calls)
 
 
 def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from perfmodel.cost import Samples
 from perfmodel.cost.families import (
     called_features,
     family,
+    features,
     kernels_of_gpu,
     optimizer_family,
     optimizer_features,
@@ -174,11 +175,12 @@ class OperatorDurations:
         if entry is None:
             return [self._unknown(kind, operator) for operator, _ in calls]
         points = np.array([called_features(*call) for call in calls])
-        if len(entry.lengths) == points.shape[1] - 1:
-            # Where all calls that were timed are as frequent, and on a GPU, curves do not count them.
-            points = points[:, :-1]
-        if points.shape[1] != len(entry.lengths):
+        # Where all calls that were timed are as frequent, or none is in place, and on a GPU, curves do not tell them.
+        num_sizes = len(features(calls[0][0]))
+        if not num_sizes <= len(entry.lengths) <= points.shape[1]:
             return [self._unknown(kind, operator) for operator, _ in calls]
+        untold = slice(num_sizes, num_sizes + points.shape[1] - len(entry.lengths))
+        points = np.delete(points, untold, axis=1)
         works_s = [work_s(work(each), entry.unit_s, least_s=entry.least_s) for each, _ in calls]
         ratios = self._ratios(entry, points)
         return [

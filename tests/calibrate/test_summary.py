@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibrate.summary import Repetition, estimate, repeatability, repetition
+from calibrate.summary import Repetition, estimate, farthest, repeatability, repetition
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import Repeatability
@@ -165,3 +165,10 @@ def test_new_runs_lie_where_they_should() -> None:
     assert np.mean(np.abs(errors) < 1.645 * width) == pytest.approx(0.9, abs=0.01)
     assert truth.run_of(8) == truth.run_of(1)
     assert truth.common(6, 100) < truth.common(6)
+
+
+def test_the_farthest_points_come_first() -> None:
+    """On a line from 0 to 9 the other end and then the middle; scales do not matter, nor what never changes."""
+    points = np.array([[x, 1e6 * x, 3.0] for x in range(10)], dtype=float)
+    assert farthest(points, 3) == [0, 9, 4]
+    assert sorted(farthest(points, 20)) == list(range(10))

@@ -347,6 +347,21 @@ def test_a_family_keeps_no_more_points_than_tell_something() -> None:
     assert len(fit_family("pointwise", points).features) == 30
 
 
+def test_what_is_rare_is_kept_and_what_was_timed_again_is_one_point() -> None:
+    """One recurring sum in place among many calls of networks, each of them timed twice."""
+    plain = Timing(features=(0.0,), time_s=1.0, flop=0.0, moved_bytes=1.0, units=(1.0,))
+    many = [replace(plain, features=(i / 100,), time_s=t) for i in range(100) for t in (1.0, 4.0)]
+    rare = replace(plain, features=(0.5,), num_calls=64, is_in_place=True)
+    found = fit_family("pointwise", [*many, rare], most_points=10)
+    assert len(set(found.features)) == 10
+    assert (0.5, 1.0, math.log(64)) in found.features
+    assert found.least_s == 1.0
+    least = min(found.log_ratios)
+    assert sorted(r - least for r in found.log_ratios) == pytest.approx([0.0, *[math.log(2)] * 9])
+    no_calls = fit_family("pointwise", [*many, replace(rare, num_calls=1)])
+    assert {len(place) for place in no_calls.features} == {1}
+
+
 def test_fit_recovers_the_function_that_made_the_data() -> None:
     rng = np.random.default_rng(0)
     inputs = rng.uniform(0, 10, (120, 2))

@@ -134,6 +134,23 @@ def test_calls_that_recur_are_read_where_such_calls_were_timed() -> None:
     assert one == other
 
 
+def test_sums_in_place_are_read_where_such_sums_were_timed() -> None:
+    """Gradients of recurrent weights, found in the caches; curves of calls alone do not tell them from others."""
+    apart = addition(1000)
+    in_place = operator("aten.add_.Tensor", apart.inputs, apart.outputs, mutated=(0,))
+    points = tuple(called_features(each, 32) for each in (apart, in_place))
+    assert [place[-2] for place in points] == [0.0, 1.0]
+    told = replace(
+        curve("pointwise", points[0], 2e-5), features=points, log_ratios=(0.0, -1.0), noise=0.01
+    )
+    untold = curve("pointwise", (*features(apart), math.log(32)), 2e-5)
+    calls = [(apart, 32), (in_place, 32)]
+    tables = (OperatorDurations(replace(BY_HAND, families=(each,))) for each in (told, untold))
+    (new, again), (one, other) = (table.durations(calls, Phase.BACKWARD) for table in tables)
+    assert again.time_s == pytest.approx(math.exp(-1) * new.time_s, rel=0.1)
+    assert one.time_s == pytest.approx(other.time_s)
+
+
 @pytest.mark.parametrize(
     ("size", "evidence"), [(100, Evidence.EXTRAPOLATED), (10**6, Evidence.ASSUMED)]
 )
