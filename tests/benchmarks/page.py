@@ -62,8 +62,8 @@ def rows() -> list[str]:
     """A paragraph and a table in Markdown."""
     lines = [
         (
-            "The what-if page in Chromium (`python -m tests.benchmarks.page`), by the clock on the wall, from the "
-            f"start of a request or the move of a slider; load average {os.getloadavg()[0]:.0f} on "
+            "The what-if page in Chromium (`python -m tests.benchmarks.page`). Times by the clock on the wall, "
+            f"from the start of a request or the move of a slider; load average {os.getloadavg()[0]:.0f} on "
             f"{os.cpu_count()} cores. Targets: first paint {MOST_MS['first paint']} ms, figures "
             f"{MOST_MS['update']} ms."
         ),

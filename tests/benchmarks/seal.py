@@ -1,7 +1,7 @@
 """Seal documents again: ``python -m tests.benchmarks.seal FILE_OR_FOLDER ...``.
 
 For recorded documents of an older version, and for fixtures that were edited on purpose. Command lines lose the
-folders of whoever measured: of ``/tmp/mine/runs/models`` stays ``runs/models``.
+folders of whoever measured: of ``/path/to/runs/models`` stays ``runs/models``.
 """
 
 import json
