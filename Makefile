@@ -75,7 +75,7 @@ wheelhouse: $(VENV)/bin/python ## collect perfmodel and its dependencies as whee
 # Repeated, it continues where it was interrupted and measures nothing twice. Tables go to OUT/*.txt, so that
 # what is read is the end. Gates that the quick budget misses are said there; `make validate` fails on them.
 quickstart: BUDGET = quick
-quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, validate, write a report (some 6 minutes)
+quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, validate, write a report (3 to 6 minutes)
 	@mkdir -p $(OUT)
 	@$(RUN) perfmodel doctor > $(OUT)/doctor.txt || true; tail -n 1 $(OUT)/doctor.txt
 	@test -f $(PROFILE) || $(RUN) perfmodel calibrate --budget $(BUDGET) --models lenet,resnet18 \

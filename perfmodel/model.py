@@ -1,9 +1,9 @@
 """The model on one page: how long a training step takes, and how much memory and time it costs.
 
 Machine: what a step runs on. It gives the duration of every operator and collective, with an uncertainty.
-Each duration says its evidence: measured, interpolated, extrapolated or assumed.
+Each duration says its evidence: measured, interpolated, extrapolated, inferred or assumed.
 
-StepProgram: one step as operations on streams (host, compute, network), joined by dependencies.
+StepProgram: one step as operations on streams (loader, host, compute, communication), joined by dependencies.
 It knows work, no seconds. One compiler makes it from a workload and a layout.
 
 Answer: step time, speed-up and memory. Each has an interval (p5 to p95), and evidence per term.
@@ -36,8 +36,8 @@ def operator_s(
 class Tier(NamedTuple):
     """``n`` members of one tier of the network; each sends B = ``bytes_per_s`` after ``p2p_s``.
 
-    A launch takes ``start_s``; a rank handles its own array at ``own_bytes_per_s``; that of large arrays takes
-    ``later_start_s`` more, half of it at ``half_bytes`` times the root of n.
+    A launch takes ``start_s``; a rank handles its own array at ``own_bytes_per_s``. A launch of a large array
+    takes up to ``later_start_s`` more: half of it at ``half_bytes`` times the root of n.
     """
 
     n: int
