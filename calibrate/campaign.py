@@ -15,7 +15,6 @@ from calibrate.launch import Launch, Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.task import StepTask, Task, WorkOrder, failure_of
 from calibrate.virtual import Truth
-from perfmodel.documents import is_edit_taken, seal_problem, sealed, unsealed_content
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     FailedObservation,
@@ -35,9 +34,13 @@ from perfmodel.errors import (
 )
 from perfmodel.files import (
     append_line,
+    is_edit_taken,
     read_json,
     read_text,
+    seal_problem,
+    sealed,
     trim_unfinished_line,
+    unsealed_content,
     write_atomically,
 )
 from perfmodel.layout import RunSetting, Synchronisation

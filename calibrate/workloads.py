@@ -14,10 +14,10 @@ from calibrate.environment import memory_facts, placement_of
 from calibrate.replays import first_failure_in, replays_in, start_of, with_replays
 from calibrate.task import ReplayTask
 from perfmodel.cost.memory import TracedMemory, overhead_of
-from perfmodel.documents import is_edit_taken
 from perfmodel.documents.observation import is_sealed, read_observations
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UNSEALED, CalibrationUnavailable, MeasurementFailed
+from perfmodel.files import is_edit_taken
 from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import format_bytes

@@ -5,37 +5,14 @@ A wrong argument inside the library is a ``ValueError``, from a guard ``check_..
 broken invariants are ``assert``. NaN fails every guard.
 """
 
-import dataclasses
-import datetime as dt
 import difflib
-import functools
-import inspect
 import json
 import math
-import operator
-import os
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-)
-
-#: A whole number from 0 on; plain ``int`` of an argument counts something, from 1 on.
-Natural: TypeAlias = Annotated[int, "from 0 on"]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, ClassVar, Final
 
 EXIT_OK: Final = 0
 EXIT_FAILURE: Final = 1
@@ -211,65 +188,26 @@ def check_within(name: str, value: int, minimum: int, maximum: int) -> None:
         raise WrongArgument(name, f"must be <= {maximum:,}, got {value}")
 
 
-#: Characters of a name or path, entries of a list, and a whole number that an argument may have.
-_MOST_CHARACTERS: Final = 4096
-_MOST_GIVEN: Final = 10**6
+#: A whole number that an argument may be.
 _LARGEST: Final = 10**18
 
 
-def checks_arguments(*, but: Collection[str] = ()) -> Callable[[_Function], _Function]:
-    """A decorator that refuses by name what does not fit a parameter's annotation, before anything is computed.
-
-    ``but``: Parameters that the function itself checks.
-    """
-
-    def decorated(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def run(*given: object, **named: object) -> Any:
-            bound = signature.bind(*given, **named)
-            for name in bound.arguments.keys() - but:
-                parameter, value = signature.parameters[name], bound.arguments[name]
-                kind: Any = parameter.annotation
-                if parameter.kind is parameter.VAR_POSITIONAL:
-                    bound.arguments[name] = tuple(fitted(name, each, kind) for each in value)
-                elif parameter.kind is not parameter.VAR_KEYWORD:
-                    bound.arguments[name] = fitted(name, value, kind)
-            return function(*bound.args, **bound.kwargs)
-
-        return cast("_Function", run)
-
-    return decorated
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Refuse objects of other classes."""
+    if not isinstance(value, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise WrongArgument(name, f"must be a {names}, got {brief(value)}")
 
 
-def fit_fields(made: Any) -> None:
-    """The same of the fields of a new data class."""
-    for field in dataclasses.fields(made):
-        object.__setattr__(
-            made, field.name, fitted(field.name, getattr(made, field.name), field.type)
-        )
-
-
-def fitted(name: str, value: object, kind: Any) -> Any:
-    """An argument as its annotation says; numbers of NumPy become Python's.
-
-    Raises ``WrongArgument`` if it is of another kind. Whole numbers count something: they are 1 or more.
-    """
-    kinds = list(_alternatives(kind))
-    for one in kinds:
-        with suppress(TypeError, ValueError, OverflowError):
-            found = _as_kind(value, one)
-            break
-    else:
-        words = dict.fromkeys(_in_words(one) for one in kinds if one is not NoneType)
-        raise WrongArgument(name, f"must be {' or '.join(words)}, got {brief(value)}")
-    if one in (int, Natural):
-        least = 1 if one is int else 0
-        if not least <= found <= _LARGEST:
-            rule = f">= {least}" if found < least else f"<= {_LARGEST:.0e}"
-            raise WrongArgument(name, f"must be {rule}, got {brief(value)}")
-    return found
+def fit_numbers(made: Any, kind: type[int] | type[float], *fields: str) -> None:
+    """Make numbers in a new data class Python's own, as NumPy's are not; text and truth values are refused."""
+    for name in fields:
+        value, abstract = getattr(made, name), Integral if kind is int else Real
+        is_huge = isinstance(value, int) and abs(value) > _LARGEST
+        if is_huge or isinstance(value, bool) or not isinstance(value, abstract):
+            what = "whole number" if kind is int else "number"
+            raise WrongArgument(name, f"must be a {what} up to {_LARGEST:.0e}, got {brief(value)}")
+        object.__setattr__(made, name, kind(getattr(made, name)))
 
 
 def brief(value: object) -> str:
@@ -278,118 +216,3 @@ def brief(value: object) -> str:
         return reprlib.repr(value).replace("\n", " ")
     except BaseException:  # noqa: BLE001 - code of a user
         return f"a {type(value).__name__}"
-
-
-def _alternatives(kind: Any) -> Iterator[Any]:
-    origin = get_origin(kind)
-    if kind is None or isinstance(kind, str):  # a name that only checkers of types know
-        yield NoneType if kind is None else Any
-    elif origin in (Union, UnionType) or (origin is Annotated and kind != Natural):
-        for one in get_args(kind)[: None if origin is not Annotated else 1]:
-            yield from _alternatives(one)
-    else:
-        yield kind
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
-
-
-def _number(value: Any) -> float:
-    # an array of one number is none; text is none either
-    if isinstance(value, bool | str | bytes) or hasattr(value, "__len__"):
-        raise TypeError
-    return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if type(value).__name__ not in ("bool", "bool_"):  # the latter is NumPy's
-        raise TypeError
-    return bool(value)
-
-
-def _path(value: Any) -> Any:
-    text = os.fspath(value)
-    if not isinstance(text, str) or len(text) >= _MOST_CHARACTERS or "\0" in text:
-        raise ValueError
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return str(_path(value))
-
-
-def _day(value: Any) -> dt.date:
-    if isinstance(value, dt.datetime):
-        return value.date()
-    if not isinstance(value, dt.date):
-        raise TypeError
-    return value
-
-
-def _sequence(value: Any, inner: Any) -> tuple[Any, ...]:
-    if (
-        isinstance(value, str | bytes)
-        or not isinstance(value, Sequence)
-        or len(value) > _MOST_GIVEN
-    ):
-        raise TypeError
-    return tuple(fitted("", each, inner) for each in value)
-
-
-def _mapping(value: Any, key: Any, inner: Any) -> dict[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError
-    return {fitted("", name, key): fitted("", each, inner) for name, each in value.items()}
-
-
-#: Reads a value of a kind, and how the kind is called.
-_KINDS: Final[Mapping[Any, tuple[Callable[[Any], Any], str]]] = {
-    int: (_whole, "a whole number"),
-    Natural: (_whole, "a whole number"),
-    float: (_number, "a number"),
-    bool: (_flag, "True or False"),
-    str: (_text, "a text"),
-    os.PathLike: (_path, "a path"),
-    Path: (lambda value: Path(_path(value)), "a path"),
-    dt.date: (_day, "a date"),
-}
-
-
-_LISTS: Final = (Sequence, tuple)
-
-
-def _as_kind(value: object, kind: Any) -> Any:
-    origin, inner = get_origin(kind), get_args(kind)
-    outer = kind if origin is None or kind in _KINDS else origin
-    if outer in _KINDS:
-        return _KINDS[outer][0](value)
-    if outer in _LISTS:
-        return _sequence(value, inner[0])
-    if outer is Mapping:
-        return _mapping(value, *inner)
-    fits = (
-        value in inner
-        if outer is Literal
-        else callable(value)
-        if outer is Callable
-        else kind is Any or isinstance(value, outer)
-    )
-    if not fits:
-        raise TypeError
-    return value
-
-
-def _in_words(kind: Any) -> str:
-    origin, inner = get_origin(kind), get_args(kind)
-    outer = kind if origin is None or kind in _KINDS else origin
-    if outer is Literal:
-        return " or ".join(map(repr, inner))
-    if outer in _LISTS or outer is Mapping:
-        words = " or ".join(dict.fromkeys(map(_in_words, _alternatives(inner[0]))))
-        return f"a mapping by {words}" if outer is Mapping else f"a list, each {words}"
-    return _KINDS[outer][1] if outer in _KINDS else f"a {getattr(outer, '__name__', outer)}"

@@ -23,7 +23,6 @@ from calibrate.probes.training import host_steps, trained
 from calibrate.ranks import one_line_of
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask, TraceTask
-from perfmodel.documents import unsealed
 from perfmodel.documents.observation import (
     IsolatedOperator,
     OperatorsObservation,
@@ -32,6 +31,7 @@ from perfmodel.documents.observation import (
     WorkloadObservation,
 )
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.files import unsealed
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.tracing.source import make_optimizer
 from perfmodel.tracing.trace import TracedModel, trace_model

@@ -11,7 +11,7 @@ from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open
 from perfmodel.cost.jobs import Jobs, jobs_from, layout_distance_squared
 from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
 from perfmodel.cost.memory import TENSORS, rank_parts
-from perfmodel.documents import Provenance, age_notes, unsealed_notes
+from perfmodel.documents import Provenance, age_notes
 from perfmodel.documents.prediction import (
     LargeModelStep,
     PredictedPoint,
@@ -21,6 +21,7 @@ from perfmodel.documents.prediction import (
     TrainedModel,
 )
 from perfmodel.engine import algebra
+from perfmodel.files import unsealed_notes
 from perfmodel.layout import Layout, Limits, Precision, Recompute, Schedule, require_feasible
 from perfmodel.machine import Evidence, InferredMachine
 from perfmodel.statistics import FloatArray, Interval

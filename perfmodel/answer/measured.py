@@ -22,9 +22,10 @@ from perfmodel.cost.machine import (
     step_program,
 )
 from perfmodel.cost.network import groups
-from perfmodel.documents import QUIET, age_notes, unsealed_notes
+from perfmodel.documents import QUIET, age_notes
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
+from perfmodel.files import unsealed_notes
 from perfmodel.layout import Layout, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (

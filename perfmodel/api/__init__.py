@@ -24,8 +24,8 @@ from perfmodel.api.decisions import (
     search,
     write_run,
 )
-from perfmodel.documents import unsealed
 from perfmodel.engine.job import FailureCause, Job
+from perfmodel.files import unsealed
 from perfmodel.plan.goodput import compare_costs, goodput
 from perfmodel.plan.profile_diff import compare_profiles
 

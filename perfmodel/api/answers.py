@@ -15,12 +15,13 @@ from perfmodel.answer.memory import MemoryReport, report_of, sheet_of
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.diagnosis.asked import Diagnosed, diagnosed
 from perfmodel.diagnosis.cases import Case
+from perfmodel.documents import Natural, checks_arguments, fitted
 from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import Natural, UsageError, brief, checks_arguments, fitted, refuse_unknown
+from perfmodel.errors import UsageError, brief, refuse_unknown
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout

@@ -14,7 +14,7 @@ from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import Training
 from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, cluster_of, opened, question_of
 from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred, with_nodes_of
-from perfmodel.documents import Provenance, today_utc
+from perfmodel.documents import Provenance, checks_arguments, today_utc
 from perfmodel.documents.acceptance import AcceptanceDocument, AcceptanceTerms, RankRun, read_run
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.importers import read_nccl_paste
@@ -24,7 +24,7 @@ from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.documents.profile import InferredDocument, shipped_runs
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError, checks_arguments
+from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.layout_search import Request as SearchRequest
 from perfmodel.layout_search import plan_parallelism as ranked_layouts
@@ -299,7 +299,7 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     return judged(found, delivery)
 
 
-@checks_arguments()
+@checks_arguments(but=("run",))
 def write_run(run: "LoopClock", folder: AnyPath) -> Path:
     """Write what a rank recorded into a folder that all ranks share, for ``judge``; returns the file."""
     path = Path(folder) / f"rank-{run.rank:05}.json"

@@ -104,7 +104,8 @@ def show_answer(
     """
     from pydantic_core import to_json
 
-    from perfmodel.documents import Document, made_from
+    from perfmodel.documents import Document
+    from perfmodel.files import made_from
 
     as_json, verbose, output = printing.get()
     if output is not None:
@@ -341,7 +342,7 @@ def _runnable(command: Callable[..., None], row: "_Row") -> Callable[..., None]:
 @contextmanager
 def _edits_told(*, is_text: bool) -> Iterator[None]:
     """Take edited files, and say at the end which; JSON names them itself, a table for programs has no place."""
-    from perfmodel.documents import unsealed, unsealed_notes
+    from perfmodel.files import unsealed, unsealed_notes
 
     with unsealed():
         try:

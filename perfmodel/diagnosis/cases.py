@@ -319,7 +319,7 @@ class Case:
     """That was calibrated, in place of a data sheet."""
     cluster: Cluster | None = None
     """Links between the devices of ``machine``."""
-    observed: Sequence[str] | None = None
+    observed: str | Sequence[str] | None = None
     log: Path | None = None
     log_format: str | None = None
     devices: int | None = None

@@ -1,44 +1,79 @@
-"""Reading and writing documents: strict, versioned, atomic and sealed; the kind of a file, and whether it is sound."""
+"""Reading and writing documents: strict, versioned, atomic and sealed; the kind of a file, and whether it is sound.
+
+Arguments of the Python interface are checked by the same means.
+"""
 
 import dataclasses
 import datetime as dt
 import functools
 import hashlib
 import importlib
+import inspect
 import json
+import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import SchemaValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import CoreConfig, CoreSchema, ErrorDetails, SchemaValidator, core_schema
 
 from perfmodel.errors import (
     EXIT_OK,
     UNSEALED,
     InvalidDocument,
     PerfModelError,
+    WrongArgument,
+    brief,
     did_you_mean,
     reading,
     why,
 )
 from perfmodel.files import (
     MOST_LOG_BYTES,
+    is_edit_taken,
     parse_json,
     parse_toml,
     read_bytes,
     read_text,
+    seal_problem,
+    sealed,
+    unsealed,
+    unsealed_content,
+    unsealed_json,
     working_folder,
     write_atomically,
 )
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -160,7 +195,7 @@ class Document(Record):
         found: Self
         try:
             if cls.parse is parse_json:
-                found = _validator(cls).validate_json(_unsealed_json(content, raw), strict=True)
+                found = _validator(cls).validate_json(unsealed_json(content, raw), strict=True)
             else:
                 found = validated(cls, unsealed_content(raw))
         except ValidationError as error:
@@ -290,8 +325,11 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
         return f"{where}: must have the key {problem['ctx']['discriminator']}, got none{more}"
     if problem["type"] == _MISSING:
         return f"{where}: must be given{more}"
-    rule = _SHOULD.sub("must ", problem["msg"].removeprefix("Value error, "))
-    return f"{where}: {rule}{_got(problem['input'])}{more}"
+    return f"{where}: {_rule(problem)}{_got(problem['input'])}{more}"
+
+
+def _rule(problem: ErrorDetails) -> str:
+    return _SHOULD.sub("must ", problem["msg"].removeprefix("Value error, "))
 
 
 def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
@@ -329,6 +367,89 @@ def _got(value: object) -> str:
     """The value, unless it is a whole table, or a list of tables."""
     parts = value if isinstance(value, list | tuple) else (value,)
     return "" if any(isinstance(part, dict) for part in parts) else f", got {str(value)[:80]}"
+
+
+#: A whole number from 0 on; plain ``int`` of an argument counts something, from 1 on.
+Natural: TypeAlias = Annotated[int, Field(ge=0, le=10**18)]
+#: Of a name or path.
+_MOST_CHARACTERS: Final = 4096
+
+
+def checks_arguments(
+    *, but: Collection[str] = ()
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A decorator that refuses by name what does not fit a parameter's annotation, before anything is computed.
+
+    ``but``: Parameters that the function itself checks.
+    """
+
+    def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def run(*given: _P.args, **named: _P.kwargs) -> _R:
+            bound = signature.bind(*given, **named)
+            for name in [name for name in bound.arguments if name not in but]:
+                kind: Any = signature.parameters[name].annotation
+                if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                    kind = Sequence[kind]
+                bound.arguments[name] = fitted(name, bound.arguments[name], kind)
+            return function(*bound.args, **bound.kwargs)
+
+        return run
+
+    return decorated
+
+
+def fitted(name: str, value: object, kind: Any) -> Any:
+    """An argument as its annotation says; numbers of NumPy become Python's.
+
+    Raises ``WrongArgument`` if it is of another kind.
+    """
+    import numpy as np  # noqa: PLC0415 - who only reads documents needs none
+
+    plain = value.item() if isinstance(value, np.generic) else value
+    try:
+        return _fitting(kind).validate_python(plain)
+    except ValidationError as error:
+        found = map(_rule, error.errors(include_url=False))
+        rules = dict.fromkeys(rule.removeprefix("must ") for rule in found)
+        raise WrongArgument(name, f"must {' or '.join(rules)}, got {brief(value)}") from error
+
+
+def _short(name: Any) -> Any:
+    if len(text := str(os.fspath(name))) >= _MOST_CHARACTERS or "\0" in text:
+        raise ValueError(f"must be shorter than {_MOST_CHARACTERS} characters, without NUL")
+    return name
+
+
+#: What arguments are by their annotations, where pydantic would take more, or less.
+_ARGUMENTS: Final[Mapping[Any, Any]] = {
+    int: Annotated[int, Field(ge=1, le=10**18)],
+    str: Annotated[str, AfterValidator(_short)],
+    os.PathLike[str]: Annotated[os.PathLike[str], AfterValidator(_short)],
+    Path: Annotated[str | os.PathLike[str], AfterValidator(lambda name: Path(_short(name)))],
+}
+
+
+@functools.cache
+def _fitting(kind: Any) -> SchemaValidator:
+    return SchemaValidator(_schema(kind), CoreConfig(strict=True))
+
+
+def _schema(kind: Any) -> CoreSchema:
+    """Of a union by its parts; of a record by its class, for what it holds was checked when it was made."""
+    parts = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        union = core_schema.union_schema([_schema(one) for one in parts if one is not NoneType])
+        return core_schema.nullable_schema(union) if NoneType in parts else union
+    if get_origin(kind) is Sequence:
+        each = _schema(*parts)
+        listed = core_schema.list_schema(each, strict=False, max_length=10**6, fail_fast=True)
+        return core_schema.chain_schema([core_schema.is_instance_schema(Sequence), listed])
+    if isinstance(kind, type) and _models_in(kind):
+        return core_schema.is_instance_schema(kind)
+    return TypeAdapter(_ARGUMENTS.get(kind, kind)).core_schema
 
 
 #: Drivers, libraries and neighbours change: a calibration older than this is said to be old.
@@ -386,92 +507,6 @@ class Shown(Printed):
 
 def _report() -> Any:
     return importlib.import_module("perfmodel.report")
-
-
-#: A seal finds accidents and changes by hand. It is no signature: who means to deceive computes a new one.
-_SEAL: Final = "seal"
-#: Names the edited files that a document was made from.
-_MADE_FROM: Final = "unsealed"
-#: Where the writer leaves the seal of JSON.
-_AT_END: Final = re.compile(r',\s*"seal"\s*:\s*"[^"\\]*"\s*\}\s*\Z')
-#: Edited files read so far; none: they are refused.
-_taken: ContextVar[list[str] | None] = ContextVar("unsealed", default=None)
-
-
-@contextmanager
-def unsealed() -> Iterator[list[str]]:
-    """Read edited files inside the block; yield their names, which every document written there carries."""
-    names: list[str] = []
-    token = _taken.set(names)
-    try:
-        yield names
-    finally:
-        _taken.reset(token)
-
-
-def is_edit_taken(name: str) -> bool:
-    """Whether an edited file may be read here; if so, its name is kept."""
-    names = _taken.get()
-    if names is not None and name not in names:
-        names.append(name)
-    return names is not None
-
-
-def made_from() -> dict[str, list[str]]:
-    """Entry of an answer that names the edited files that were read here, if any."""
-    names = _taken.get()
-    return {_MADE_FROM: names} if names else {}
-
-
-def unsealed_notes() -> tuple[str, ...]:
-    """One caveat per edited file that was read here."""
-    return tuple(f"unsealed: {name} was edited, or never sealed" for name in _taken.get() or ())
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    """SHA-256 of all entries but the seal, whatever their order and white space."""
-    rest = {key: value for key, value in content.items() if key != _SEAL}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), default=str)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def sealed(text: str) -> str:
-    """A JSON object with its seal as the last entry, behind the edited files that it was made from."""
-    body = _AT_END.sub("\n}", text).rstrip().removesuffix("}").rstrip()
-    content = json.loads(f"{body}}}")
-    for key, names in made_from().items():
-        content[key] = names
-        body += f",\n {json.dumps(key)}: {json.dumps(names)}"
-    return f'{body},\n "{_SEAL}": "{_digest(content)}"\n}}'
-
-
-def seal_lines(content: Mapping[str, Any]) -> list[str]:
-    """Lines that seal a table in TOML; they stand before its first sub-table."""
-    entries = {**made_from(), _SEAL: _digest({**content, **made_from()})}
-    return [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
-
-
-def unsealed_content(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A document without its seal."""
-    return {key: value for key, value in raw.items() if key not in (_SEAL, _MADE_FROM)}
-
-
-def _unsealed_json(text: str, raw: Mapping[str, Any]) -> str:
-    """JSON of a document without its seal; cut from its text where possible, which is faster."""
-    cut, number = _AT_END.subn("}", text)
-    is_cut = number == (_SEAL in raw) and _MADE_FROM not in raw
-    return cut if is_cut else json.dumps(unsealed_content(raw))
-
-
-def seal_problem(raw: Mapping[str, Any]) -> str:
-    """Why a document is not as its program wrote it; empty if it is."""
-    if _SEAL not in raw:
-        return "carries no seal: it was edited, or comes from an older version"
-    if raw[_SEAL] != _digest(raw):
-        return "was changed after it was written: its seal does not fit"
-    if found := raw.get(_MADE_FROM):
-        return f"was made from files that were edited: {', '.join(map(str, found))}"
-    return ""
 
 
 _MODULES: Final = (

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents import Document, Provenance, Record, Shown, Text, seal_lines
+from perfmodel.documents import Document, Provenance, Record, Shown, Text
 from perfmodel.errors import InvalidDocument
-from perfmodel.files import parse_toml
+from perfmodel.files import parse_toml, seal_lines
 from perfmodel.statistics import Interval, Share
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]

@@ -19,7 +19,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.errors import Natural, check_non_negative, check_positive, fit_fields
+from perfmodel.errors import (
+    check_at_least,
+    check_kind,
+    check_non_negative,
+    check_positive,
+    fit_numbers,
+)
 from perfmodel.statistics import BoolArray, FloatArray, IntArray
 from perfmodel.units import Seconds
 
@@ -41,7 +47,9 @@ class FailureCause:
     """Whether a node has to be replaced before the job can go on."""
 
     def __post_init__(self) -> None:
-        fit_fields(self)
+        check_kind("name", self.name, str)
+        check_kind("takes_node", self.takes_node, bool)
+        fit_numbers(self, float, "mtbf_device_s")
         check_positive(f"mtbf_device_s of cause {self.name!r}", self.mtbf_device_s)
 
 
@@ -61,17 +69,26 @@ class Job:
     """From a failure until somebody, or a watchdog, has ended what is left of the job. [s]"""
     restart_s: Seconds = 0.0
     """Start of the processes, reading the checkpoint, warm-up. [s]"""
-    spares: Natural | None = None
+    spares: int | None = None
     """Idle nodes at the start; None: a replacement is always at hand."""
     replacement_s: Seconds = 0.0
     """From detection until a failed node, or a new one in its place, is back as a spare. [s]"""
 
     def __post_init__(self) -> None:
-        fit_fields(self)
+        spares = () if self.spares is None else ("spares",)
+        waits = ("checkpoint_write_s", "detection_s", "restart_s", "replacement_s")
+        fit_numbers(self, int, "devices", *spares)
+        fit_numbers(self, float, "work_s", "checkpoint_interval_s", *waits)
+        check_at_least("devices", self.devices, 1)
+        check_at_least("spares", self.spares or 0, 0)
         check_positive("work_s", self.work_s)
         check_positive("checkpoint_interval_s", self.checkpoint_interval_s)
-        for name in ("checkpoint_write_s", "detection_s", "restart_s", "replacement_s"):
+        for name in waits:
             check_non_negative(name, getattr(self, name))
+        check_kind("causes", self.causes, list, tuple)
+        for cause in self.causes:
+            check_kind("causes", cause, FailureCause)
+        object.__setattr__(self, "causes", tuple(self.causes))
         names = [cause.name for cause in self.causes]
         if len(set(names)) < len(names):
             raise ValueError(f"causes must have different names, got {names}")

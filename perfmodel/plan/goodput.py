@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.documents import asked_by, today_utc
+from perfmodel.documents import Natural, asked_by, checks_arguments, today_utc
 from perfmodel.documents.budget import (
     Budget,
     CostDocument,
@@ -30,7 +30,7 @@ from perfmodel.documents.budget import (
     stale_prices,
 )
 from perfmodel.engine.job import Activity, Job, best_interval_s, expected_elapsed_s, simulate_job
-from perfmodel.errors import Natural, NotFeasible, check_at_least, check_positive, checks_arguments
+from perfmodel.errors import NotFeasible, check_at_least, check_positive
 from perfmodel.statistics import Interval
 from perfmodel.units import KILOWATT_W, Seconds, format_duration
 

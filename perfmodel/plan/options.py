@@ -15,11 +15,12 @@ import numpy as np
 
 from perfmodel.answer import interval
 from perfmodel.cost import Samples
-from perfmodel.documents import age_notes, asked_by, unsealed_notes
+from perfmodel.documents import age_notes, asked_by
 from perfmodel.documents.budget import invented_prices, stale_prices
 from perfmodel.documents.plan import Option, OptionVerdict, PlanDocument, PlanFile, PlanRow, Swing
 from perfmodel.engine.job import best_intervals_s, elapsed_moments
 from perfmodel.errors import NotFeasible
+from perfmodel.files import unsealed_notes
 from perfmodel.plan.machines import Sources, machine_records, open_tables
 from perfmodel.plan.steps import Knobs, Steps, nearest, next_measurement, tornado
 from perfmodel.statistics import FloatArray, IntArray

@@ -11,9 +11,9 @@ import numpy as np
 
 from perfmodel.answer import Question, interval
 from perfmodel.answer.answer import steps_s
-from perfmodel.documents import asked_by
+from perfmodel.documents import asked_by, checks_arguments
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
-from perfmodel.errors import IncomparableRuns, checks_arguments
+from perfmodel.errors import IncomparableRuns
 from perfmodel.files import leaves
 from perfmodel.layout import RunSetting, scaled_layouts
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload

@@ -8,9 +8,9 @@ import json
 import sys
 from pathlib import Path
 
-from perfmodel.documents import kind_of, seal_problem, sealed, unsealed
+from perfmodel.documents import kind_of
 from perfmodel.errors import PerfModelError
-from perfmodel.files import read_json, write_atomically
+from perfmodel.files import read_json, seal_problem, sealed, unsealed, write_atomically
 
 
 def seal(path: Path) -> str:

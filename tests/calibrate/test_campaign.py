@@ -21,7 +21,6 @@ from calibrate.campaign import (
 from calibrate.launch import Launch
 from calibrate.locks import folder_to_itself
 from calibrate.task import WorkOrder, failure_of
-from perfmodel.documents import unsealed
 from perfmodel.documents.observation import (
     FailedObservation,
     LoopObservation,
@@ -36,6 +35,7 @@ from perfmodel.errors import (
     PerfModelError,
     UsageError,
 )
+from perfmodel.files import unsealed
 from perfmodel.layout import RunSetting, Synchronisation
 from tests.calibrate.played import ALONE, played_campaign
 from tests.fakes import FakeLauncher

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from calibrate.runs import read_run_rows, read_runs
 from calibrate.step_table import read_steps
-from perfmodel.documents import unsealed_content
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.hardware import read_cluster
@@ -31,6 +30,7 @@ from perfmodel.documents.profile import (
 )
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
+from perfmodel.files import unsealed_content
 from perfmodel.growth import read_series
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
 from tests.fuzz import nonsense

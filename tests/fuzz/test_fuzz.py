@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel.documents import unsealed_content
+from perfmodel.files import unsealed_content
 from tests.fuzz import forked
 from tests.fuzz.attack import READERS, Target, attacks, guarded, target_in
 from tests.fuzz.forked import Outcome, faults_of_words

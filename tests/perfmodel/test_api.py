@@ -219,6 +219,9 @@ def test_any_argument_of_another_kind_is_refused_in_our_words(name: str) -> None
 def test_numbers_of_numpy_and_names_of_logs_are_taken(tmp_path: Path) -> None:
     ours = pm.predict(MACHINE, "light", devices=np.int64(2), batch=np.int64(16))  # type: ignore[arg-type]
     assert ours.points == pm.predict(MACHINE, "light", devices=2, batch=16).points
+    said = {"devices": np.int64(8), "work_s": np.float32(1e6), "checkpoint_interval_s": 1e3}
+    found = pm.goodput(pm.Job(**said), replicas=np.int32(2))  # type: ignore[arg-type]
+    assert json.loads(found.model_dump_json())["job"]["devices"] == 8
     log = tmp_path / "train.log"
     log.write_text("".join(f"step {n} | step_time 2.5 s\n" for n in range(9)))
     with pytest.raises(PerfModelError, match=r"train\.log"):
