@@ -87,6 +87,7 @@ def describe_environment(
             "python": platform.python_version(),
             "torch": known.get("torch", installed_version("torch")),
             "torchvision": installed_version("torchvision"),
+            "timm": installed_version("timm"),
             "numpy": installed_version("numpy"),
             "cuda_runtime": known.get("cuda_runtime"),
             "cuda_driver": gpus[0]["driver"] if gpus else None,

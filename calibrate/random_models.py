@@ -7,8 +7,10 @@ step takes between a millisecond and about a second on one core.
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -90,8 +92,8 @@ class Sketch:
     inputs: tuple[Inputs, ...]
     targets: Inputs
     loss: Loss
-    torchvision: tuple[str, int] | None = None
-    """Name and pixels of a model that is not ours."""
+    published: tuple[str, str, int] | None = None
+    """Package, name and pixels of a model that is not ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class RandomModel:
     """Implementation that the user asks of the optimizer."""
     on_gpu: bool
     """Whether it was drawn for a GPU."""
+    with_timm: bool
+    """Whether one of timm could have been drawn."""
     precision: str
 
     @property
@@ -131,11 +135,12 @@ class RandomModel:
     def write_file(self, folder: Path) -> str:
         """Write a file with the factory; return it as ``perfmodel`` commands take models."""
         path = folder.resolve() / "models" / f"random_{self.seed}_{self.index}.py"
+        how = f"on_gpu={self.on_gpu}" + ("" if self.with_timm else ", with_timm=False")
         write_atomically(
             path,
             f'"""{self.name}, micro-batch {self.micro_batch}, {self.optimizer}."""\n\n'
             "from calibrate.random_models import draw\n\n"
-            f"DRAWN = draw({self.seed}, {self.index}, on_gpu={self.on_gpu})\n\n\n"
+            f"DRAWN = draw({self.seed}, {self.index}, {how})\n\n\n"
             "def model():\n"
             "    return DRAWN.factory()\n",
         )
@@ -168,14 +173,16 @@ class _WithTargets(nn.Module):
 
 
 @lru_cache(maxsize=1)
-def draw(seed: int, index: int, *, on_gpu: bool = False) -> RandomModel:
+def draw(seed: int, index: int, *, on_gpu: bool = False, with_timm: bool = True) -> RandomModel:
     """The model of a seed and an index; families take turns, so that few models hold many of them.
 
-    On a GPU a step has more work, half of them in bf16.
+    On a GPU a step has more work, half of them in bf16. ``with_timm``: Draw models of timm, too, where it is installed.
     """
     order = list(FAMILIES)
     Draw(f"{seed} families {index // len(order)}").shuffle(order)
     family = order[index % len(order)]
+    if family == "timm" and not (with_timm and find_spec("timm")):
+        family = "torchvision"
     chance = Draw(f"{seed}-{index}")
     while True:
         sketch = FAMILIES[family](chance)
@@ -185,12 +192,13 @@ def draw(seed: int, index: int, *, on_gpu: bool = False) -> RandomModel:
     return RandomModel(
         seed=seed,
         index=index,
-        family=family if sketch.torchvision is None else f"torchvision {sketch.torchvision[0]}",
+        family=family if sketch.published is None else " ".join(sketch.published[:2]),
         sketch=sketch,
         micro_batch=micro_batch,
         optimizer=chance.choice(("sgd", "sgd", "adamw")),
         flags=chance.choice(("default",) * 6 + ("foreach", "fused")),
         on_gpu=on_gpu,
+        with_timm=with_timm,
         precision=chance.choice(("fp32", "bf16")) if on_gpu else "fp32",
     )
 
@@ -490,6 +498,9 @@ def _bag_of_words(chance: Draw) -> Sketch:
     )
 
 
+_PIXELS: Final = (32, 64, 64, 96, 128)
+
+
 def _torchvision(chance: Draw) -> Sketch:
     """Any classification model of torchvision, without auxiliary classifiers, on small images."""
     names = [
@@ -498,16 +509,37 @@ def _torchvision(chance: Draw) -> Sketch:
         if not name.startswith(("maxvit", "inception"))
         and vision.get_model_weights(name).DEFAULT.meta["num_params"] <= _MOST_PARAMETERS
     ]
-    name, side = chance.choice(names), chance.choice((32, 64, 64, 96, 128))
+    name, side = chance.choice(names), chance.choice(_PIXELS)
     options: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
     if name == "googlenet":
         options = {"aux_logits": False, "init_weights": False}
-    sketch = _classifier(
-        partial(vision.get_model, name, weights=None, **options),
-        Inputs(shape=(3, side, side)),
-        1000,
-    )
-    return replace(sketch, torchvision=(name, side))
+    build = partial(vision.get_model, name, weights=None, **options)
+    return _published("torchvision", name, side, build)
+
+
+def _timm(chance: Draw) -> Sketch:
+    """Any model of timm, with a classifier, on small images that it takes; of torchvision if timm has none."""
+    import timm  # noqa: PLC0415 - not a dependency
+
+    names = timm.list_models()
+    for name in chance.sample(names, len(names)):
+        side = chance.choice(_PIXELS)
+        made_for = timm.get_pretrained_cfg(name)
+        is_told = made_for is not None and made_for.fixed_input_size
+        options = {"img_size": side} if is_told else {}
+        build = partial(timm.create_model, name, num_classes=1000, **options)
+        # A model that does not fit this machine is never built on it.
+        with suppress(Exception), torch.device("meta"):
+            module = build()
+            if sum(parameter.numel() for parameter in module.parameters()) <= _MOST_PARAMETERS:
+                module(torch.empty(2, 3, side, side))
+                return _published("timm", name, side, build)
+    return _torchvision(chance)
+
+
+def _published(package: str, name: str, side: int, build: Builder) -> Sketch:
+    sketch = _classifier(build, Inputs(shape=(3, side, side)), 1000)
+    return replace(sketch, published=(package, name, side))
 
 
 _SIDES: Final = (16, 24, 28, 32, 48, 64)
@@ -534,5 +566,5 @@ FAMILIES: Final[dict[str, Callable[[Draw], Sketch]]] = {
     "recommender": _recommender,
     "bag of words": _bag_of_words,
     "torchvision": _torchvision,
-    "torchvision again": _torchvision,
+    "timm": _timm,
 }

@@ -107,18 +107,19 @@ def launches(
     return repetitions
 
 
-def measured_runs(entries: Iterable[Observation]) -> dict[RunSetting, list[Seconds]]:
-    """Steps of every repetition of every setting."""
-    found: dict[RunSetting, list[Seconds]] = defaultdict(list)
+def measured_runs(entries: Iterable[Observation]) -> dict[RunSetting, dict[int, Seconds]]:
+    """Steps of every setting by the round that ran it."""
+    found: dict[RunSetting, dict[int, Seconds]] = defaultdict(dict)
     for entry in entries:
         if isinstance(entry, LoopObservation):
-            found[entry.setting].append(entry.step_s)
+            found[entry.setting][entry.round] = entry.step_s
     return found
 
 
 def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]:
     """Step time of every setting, over its repetitions."""
-    return {setting: estimate(runs_s) for setting, runs_s in measured_runs(entries).items()}
+    runs = measured_runs(entries)
+    return {setting: estimate([*by_round.values()]) for setting, by_round in runs.items()}
 
 
 def compared(

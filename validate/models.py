@@ -430,7 +430,7 @@ def judge_models(
     families = {entry.model.name: entry.model.family for entry in drawn}
     rows = tuple(
         ComparedModel(
-            **compared(setting, run.step_s, found[setting]),
+            **compared(setting, run.step_s, [*found[setting].values()]),
             family=families[setting.workload],
             evidence=run.evidence,
             untimed=run.untimed,

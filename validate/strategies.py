@@ -154,6 +154,7 @@ def validate_strategies(
         "seed": request.seed,
         "profile_digest": machine.digest,
         "gates": asdict(TOLERANCES),
+        "intervals_of": "runs",
     }
     if request.resume and (request.folder / PLAN).exists():
         # Predictions are made once, before the first run.

@@ -89,6 +89,8 @@ class Plan(Record):
     gates: Tolerances
     predicted_s: dict[str, Interval]
     predicted_speedups: dict[str, Interval]
+    intervals_of: Literal["runs", "means"] = "means"
+    """What its intervals tell of; where a plan does not say so, of means over runs, which are narrower."""
 
 
 def validate(
@@ -127,6 +129,7 @@ def validate(
             ),
             "predicted_s": steps_s,
             "predicted_speedups": speedups,
+            "intervals_of": "runs",
         }
     )
     wait_for_another_occasion(request, on_progress)
@@ -195,11 +198,11 @@ def judge(
     """
     entries = read_observations(observations)
     runs = measured_runs(entries)
-    found = {setting: estimate(of_one) for setting, of_one in runs.items()}
+    found = {setting: estimate([*by_round.values()]) for setting, by_round in runs.items()}
     too_large, failed = _not_run([one for one in settings if one not in found], entries)
     rows = tuple(
         ComparedSetting(
-            **compared(setting, plan.predicted_s[setting.label], runs[setting]),
+            **compared(setting, plan.predicted_s[setting.label], [*runs[setting].values()]),
             is_extrapolated=is_extrapolated(setting, profile),
         )
         for setting in settings
@@ -307,14 +310,15 @@ def baseline_of(setting: RunSetting) -> RunSetting:
 
 
 def compare_speedup(
-    setting: RunSetting, predicted: Interval, runs: Mapping[RunSetting, Sequence[Seconds]]
+    setting: RunSetting, predicted: Interval, runs: Mapping[RunSetting, Mapping[int, Seconds]]
 ) -> ComparedSpeedup:
-    """Throughput over that of the baseline, predicted and measured, also run by run."""
+    """Throughput over that of the baseline, predicted and measured, also by each round that ran both."""
     baseline = baseline_of(setting)
     ratio = setting.global_batch / baseline.global_batch
-    speedup = ratio * typical(runs[baseline]) / typical(runs[setting])
-    pairs = zip(runs[baseline], runs[setting], strict=False)
-    inside = [predicted.holds(ratio * alone / together) for alone, together in pairs]
+    alone, together = runs[baseline], runs[setting]
+    speedup = ratio * typical([*alone.values()]) / typical([*together.values()])
+    both = alone.keys() & together.keys()
+    inside = [predicted.holds(ratio * alone[at] / together[at]) for at in both]
     return ComparedSpeedup(
         workload=setting.workload,
         world_size=setting.world_size,
@@ -324,7 +328,7 @@ def compare_speedup(
         predicted=predicted,
         measured=speedup,
         signed_error=predicted.signed_error(speedup),
-        num_repetitions=len(inside),
+        num_repetitions=len(inside) or None,
         num_inside=sum(inside),
     )
 
@@ -344,6 +348,11 @@ def judge_recorded(profile: MeasuredMachine, folder: Path) -> ValidationDocument
     if plan.profile_digest != profile.digest:
         raise InvalidDocument(
             f"{where}: must be of the profile beside it, got a validation of another one; fetch both again"
+        )
+    if plan.intervals_of != "runs":
+        raise InvalidDocument(
+            f"{where}: must hold intervals of single runs, got those of an older version; "
+            "judge with the version that ran it"
         )
     budget = HoldoutBudget.of(plan.budget, profile.device_kind)
     settings = holdout_settings(

@@ -529,7 +529,8 @@ def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
     """Time the operators of a drawn model inside its step."""
     from calibrate.random_models import draw  # noqa: PLC0415 - torchvision may be missing
 
-    model = draw(task.seed, task.index, on_gpu=session.asynchronous)
+    # What is calibrated does not change with what else is installed.
+    model = draw(task.seed, task.index, on_gpu=session.asynchronous, with_timm=False)
     with tempfile.TemporaryDirectory() as folder, session.measured.without():
         traced = model.traced(Path(folder), session.device.type)
     step = traced.step.at(micro_batch=model.micro_batch)

@@ -199,12 +199,23 @@ def _most_memory_bytes(question: Question) -> Bytes | None:
 
 
 def memory_caveats(answers: Sequence[Answer]) -> tuple[str, ...]:
-    """The first layout that memory does not hold, by ``capacity_bytes`` or the data sheet of the device."""
+    """The first layout that memory does not hold: ``capacity_bytes``, that of a data sheet, or a processor's.
+
+    Ranks on the node of a calibrated processor share its memory.
+    """
     for found in answers:
         question = found.question
         stages, capacity_bytes = stage_memory(question), question.capacity_bytes
         if not stages:
             continue
+        machine, num_ranks, whose = question.machine, 1, ""
+        if (
+            capacity_bytes is None
+            and isinstance(machine, MeasuredMachine)
+            and machine.memory_kind == "cpu"
+        ):
+            capacity_bytes, whose = machine.host_memory_bytes, "the machine's "
+            num_ranks = min(found.layout.world_size, machine.ranks_per_node)
         from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415 - only for traced models
 
         if capacity_bytes is None:
@@ -212,11 +223,9 @@ def memory_caveats(answers: Sequence[Answer]) -> tuple[str, ...]:
         if capacity_bytes is None:
             continue
         fullest = max(stages, key=lambda stage: stage.needed_bytes)
-        if verdict(fullest.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT:
-            said = (
-                f"{found.layout.micro_batch} per device do not fit: "
-                f"{format_bytes(fullest.needed_bytes)} of {format_bytes(capacity_bytes)}; see perfmodel memory"
-            )
+        if verdict(fullest.fit_probability(capacity_bytes // num_ranks)) is Verdict.DOES_NOT_FIT:
+            needed, held = map(format_bytes, (num_ranks * fullest.needed_bytes, capacity_bytes))
+            said = f"{found.layout.micro_batch} per device do not fit: {needed} of {whose}{held}; see perfmodel memory"
             return (said,)
     return ()
 

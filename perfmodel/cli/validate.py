@@ -17,7 +17,7 @@ from perfmodel.cli import (
     working,
 )
 from perfmodel.cli.progress import measurement
-from perfmodel.errors import OutOfTolerance
+from perfmodel.errors import MeasurementFailed, OutOfTolerance
 
 if TYPE_CHECKING:
     from perfmodel.documents.verdicts import ValidationDocument, Verdict
@@ -27,7 +27,9 @@ _BUDGET = typer.Option(help="quick or standard.")
 _SOON = typer.Option(
     help="Run now: by default the runs begin at least 20 minutes after the calibration."
 )
-_SEED_OF_MODELS = opt.seed("Which models are drawn; default: others every time.")
+_SEED_OF_MODELS = opt.seed(
+    "Which models are drawn, also of timm where it is installed; default: others every time."
+)
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
 _NEW_SEED = opt.seed("Which stacks are drawn; default: a new one, or that of the folder.")
 _MODELS = opt.names(
@@ -138,6 +140,11 @@ def show_archive(path: Path, *, fails: bool = True) -> None:
         show_lines(found.notes)
     if not fails:
         return
+    if not (found.steps or found.models or found.memory):
+        raise MeasurementFailed(
+            f"{path}: must hold a profile and runs to judge, got too little: see above; "
+            "finish the campaign where it ran, with the same command"
+        )
     if found.steps is not None:
         _refuse_failed_steps(found.steps)
     gates = [gate for document in found.models for gate in document.gates]

@@ -69,7 +69,13 @@ class ProfileVerdict(Verdict):
     coverage: Share
     """Of means over the runs of each setting."""
     coverage_of_runs: Share | None = None
-    """Of single runs, which the gate counts; None: it counted means, whose intervals were narrower."""
+    """Of single runs."""
+
+    @property
+    def runs_inside(self) -> float | None:
+        """Share of single runs in intervals of single runs; None where the gate counted means, in narrower ones."""
+        counts_runs = any(gate.name == COVERAGE_OF_RUNS for gate in self.gates)
+        return self.coverage_of_runs if counts_runs else None
 
 
 class Compared(Record):
@@ -296,7 +302,7 @@ class JudgedFamily(Record):
     name: str
     summary: ErrorSummary
     coverage: Share
-    """Of single runs; of means where the verdict has no coverage of runs."""
+    """Of single runs; of means where the gate of the verdict counted those."""
 
 
 class StrategiesDocument(ProfileVerdict):

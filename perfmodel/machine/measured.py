@@ -518,6 +518,14 @@ class MeasuredMachine(Machine):
         return len(gpus) if self.device_kind == "cuda" and isinstance(gpus, list) and gpus else None
 
     @property
+    def host_memory_bytes(self) -> int | None:
+        """What processes on a node may use together, by the memory or its control group; None: not recorded. [B]"""
+        memory = self.environment.get("memory")
+        known = memory if isinstance(memory, dict) else {}
+        limits = (known.get("total_bytes"), known.get("limit_bytes"))
+        return min((each for each in limits if isinstance(each, int)), default=None)
+
+    @property
     def variables(self) -> dict[str, str]:
         """Of the environment in which ranks were measured, those that change what is measured."""
         found = self.environment.get("variables")

@@ -146,13 +146,13 @@ def _accuracy(option: Option, validation: ValidationDocument | None) -> PlanAccu
     if validation is None:
         return None
     assert option.validation is not None
-    summary = validation.summary
+    summary, inside = validation.summary, validation.runs_inside
     return PlanAccuracy(
         validation=option.validation,
         num_settings=summary.num_settings,
         mape=summary.mape,
         worst_absolute=summary.worst_absolute,
-        coverage=validation.coverage_of_runs or validation.coverage,
+        coverage=validation.coverage if inside is None else inside,
         passed=validation.passed,
     )
 

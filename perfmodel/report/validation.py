@@ -69,9 +69,9 @@ def _inside(entry: Compared) -> str:
 def coverage_line(verdict: ProfileVerdict) -> str:
     """Share of single runs inside their intervals, and of means of runs."""
     means = f"means of runs {percent(verdict.coverage)}"
-    if verdict.coverage_of_runs is None:
+    if verdict.runs_inside is None:
         return f"Coverage of 90 % intervals: {means}"
-    return f"Coverage of 90 % intervals: single runs {percent(verdict.coverage_of_runs)}, {means}"
+    return f"Coverage of 90 % intervals: single runs {percent(verdict.runs_inside)}, {means}"
 
 
 def steps_table(validation: ValidationDocument) -> Table:

@@ -199,9 +199,9 @@ def _setting(workload: str, batch: int, configs: Path) -> Setting:
         model = str(configs / model) if model in _CONFIGS else model
     else:
         seed, index = workload.split(maxsplit=1)[0].split("-")
-        drawn = draw(int(seed), int(index), on_gpu=True)
-        public, image = drawn.sketch.torchvision or ("", None)
-        model = f"torchvision:{public}" if public else drawn.write_file(configs)
+        drawn = draw(int(seed), int(index), on_gpu=True, with_timm=False)
+        package, name, image = drawn.sketch.published or ("", "", None)
+        model = f"{package}:{name}" if name else drawn.write_file(configs)
         precision = "fp32" if drawn.precision == "fp32" else f"amp {drawn.precision}"
         optimizer, shape = drawn.optimizer, "contiguous"
     return Setting(

@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.answer import Question, timed_workload
-from perfmodel.answer.answer import answer, measured_points
+from perfmodel.answer import Question, open_question, timed_workload
+from perfmodel.answer.answer import answer, measured_points, memory_caveats
 from perfmodel.answer.answer import point as predicted_point
 from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.network import tier_between_nodes
 from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.prediction import PredictedPoint
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.algebra import step_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Layout, Scaling, Synchronisation, parse_layout, scaled_layouts
@@ -19,11 +20,13 @@ from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step import Stream, with_waiting_host
 from perfmodel.step.compile import compile_step
+from perfmodel.units import GIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
+from tests.perfmodel.workload.memory_samples import step_memory, step_trace
 
 
 def points(
@@ -117,6 +120,31 @@ def caveats_of(
     asking = Asking(machine, cluster=named or None)
     answer = asking.step(asking.workload("heavy"), Layout(dp=devices, micro_batch=batch))
     return measured_caveats(answer.question, {answer.layout: answer.evidence})
+
+
+@pytest.mark.parametrize(
+    ("devices", "limit_bytes", "said"),
+    [
+        (1, None, ()),
+        (1, 100 * GIB, ("8 per device do not fit: 204 GiB of the machine's 100 GiB",)),
+        (2, None, ("8 per device do not fit: 449 GiB of the machine's 300 GiB",)),
+        (4, None, ("8 per device do not fit: 449 GiB of the machine's 300 GiB",)),
+    ],
+)
+def test_ranks_of_a_processor_share_its_memory(
+    devices: int, limit_bytes: int | None, said: tuple[str, ...]
+) -> None:
+    """40 + 8 x 20 GiB, of several ranks 20 GiB of buckets, and 2 % of slack; a node holds two."""
+    memory = {"total_bytes": 300 * GIB, "available_bytes": GIB, "limit_bytes": limit_bytes}
+    machine = replace(
+        profile(Machine()),
+        operators=costs_of_the_made_up_machine(),
+        environment={"memory": memory},
+    )
+    large = WorkloadDocument(workload=WORKLOAD, trace=step_trace(GIB), memory=step_memory(GIB))
+    question = open_question(machine, large).at(Layout(dp=devices, micro_batch=8))
+    found = memory_caveats([answer(question)])
+    assert tuple(text.partition(";")[0] for text in found) == said
 
 
 def test_what_was_not_measured_is_said() -> None:

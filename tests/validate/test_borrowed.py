@@ -234,5 +234,5 @@ def test_archives_that_are_none_are_one_line(campaign: Path, tmp_path: Path, run
 def test_a_campaign_without_a_profile_says_so(campaign: Path, run: Run) -> None:
     path, _ = pack(campaign)
     result = run("validate", "--from", path)
-    assert result.exit_code == 0
+    assert "must hold a profile and runs to judge" in complaint(result, 1)
     assert "no profile: nothing to judge" in result.stdout

@@ -199,13 +199,23 @@ def test_accuracy_is_promised_between_the_calibrated_micro_batches(
 )
 def test_a_speedup_compares_throughput(accumulation: int, step_s: float, speedup: float) -> None:
     setting = RunSetting(workload="light", world_size=2, micro_batch=8, accumulation=accumulation)
-    row = compare_speedup(
-        setting, exactly(speedup * 0.9), {setting: [step_s] * 2, single(): [0.010] * 2}
-    )
+    runs = {setting: dict.fromkeys(range(2), step_s), single(): dict.fromkeys(range(2), 0.010)}
+    row = compare_speedup(setting, exactly(speedup * 0.9), runs)
     assert row.measured == pytest.approx(speedup)
     assert row.signed_error == pytest.approx(-0.1)
     assert (row.workload, row.world_size, row.accumulation) == ("light", 2, accumulation)
     assert (row.num_inside, row.num_repetitions) == (0, 2)
+
+
+@pytest.mark.parametrize(("failed", "pairs"), [((0,), 2), ((0, 1, 2), None)])
+def test_speedups_are_of_runs_of_one_round(failed: tuple[int, ...], pairs: int | None) -> None:
+    """Each round is slower than that before, and of each 1.25 times as fast as one device; one lost its first run."""
+    setting = RunSetting(workload="light", world_size=2, micro_batch=8)
+    step_s = {index: 0.010 * 2**index for index in range(4)}
+    together = {index: 1.6 * step_s[index] for index in range(4) if index not in failed}
+    alone = {index: step_s[index] for index in range(3)}
+    row = compare_speedup(setting, exactly(1.25), {setting: together, single(): alone})
+    assert (row.num_inside, row.num_repetitions) == (pairs or 0, pairs)
 
 
 # Held-out settings are new to the profile, and there are enough of them.

@@ -173,6 +173,8 @@ def test_records_are_judged_as_they_were_there(request_: ValidationRequest) -> N
     for broken, words in (
         (plan | {"predicted_s": {"alexnet": plan["predicted_s"].popitem()[1]}}, "got alexnet"),
         (plan | {"gates": {}, "budget": 3}, "budget"),
+        # Those of older versions were of means, and do not say so.
+        ({k: v for k, v in plan.items() if k != "intervals_of"}, "judge with the version that"),
     ):
         write_plan(request_.folder, broken)
         with pytest.raises(InvalidDocument, match=words):

@@ -12,6 +12,7 @@ from perfmodel.answer.inferred import Training
 from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred
 from perfmodel.documents.plan import Option, PlanDocument, PlanFile, read_plan
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.verdicts import COVERAGE_OF_RUNS, Gate
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import Layout, parse_layout, scaled_layouts
@@ -19,7 +20,7 @@ from perfmodel.layout_search import Request, plan_parallelism
 from perfmodel.machine import InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import goodput
-from perfmodel.plan.machines import Sources, read_sources
+from perfmodel.plan.machines import Sources, _accuracy, read_sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import MOST_KNOTS, MeasuredSteps
 from perfmodel.workload.transformer import NamedTransformer
@@ -28,8 +29,16 @@ from tests.perfmodel.asking import Asking
 from tests.perfmodel.cost.large_samples import MODEL, document
 from tests.perfmodel.plan.plans import LARGE, PLAN, REST, TODAY, plan_of, written
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
+from tests.perfmodel.report.samples import plain_validation
 
 HOUR_S = 3600.0
+
+
+def test_a_plan_shows_that_no_run_lay_inside(tmp_path: Path) -> None:
+    gate = Gate(name=COVERAGE_OF_RUNS, unit="fraction", value=0.0, passed=False)
+    told = plain_validation().model_copy(update={"coverage_of_runs": 0.0, "gates": (gate,)})
+    option = plan_of(tmp_path).option[0].model_copy(update={"validation": "validation.json"})
+    assert existing(_accuracy(option, told)).coverage == 0.0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.verdicts import (
+    COVERAGE_OF_RUNS,
     OVER_NOISE,
     SPEEDUP_MAPE,
     STEP_MAPE,
@@ -109,9 +110,17 @@ def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
     assert told <= {*lines}
     assert any("Speed-up, beyond:    bias +2.1 %" in line for line in lines)
     assert "Coverage of 90 % intervals: means of runs 50.0 %" in lines
-    counted = plain_validation().model_copy(update={"coverage_of_runs": 0.75})
-    both = "Coverage of 90 % intervals: single runs 75.0 %, means of runs 50.0 %"
-    assert both in summary_lines(counted)
+    [mape, coverage] = plain_validation().gates
+    for name, runs in (
+        (COVERAGE_OF_RUNS, "single runs 0.0 %, "),
+        ("coverage of 90 % intervals", ""),
+    ):
+        gates = (mape, coverage.model_copy(update={"name": name}))
+        update = {"coverage_of_runs": 0.0, "gates": gates}
+        found = plain_validation().model_copy(update=update)
+        # Gates of before counted means, in narrower intervals: single runs in these tell nothing.
+        assert found.runs_inside == (0.0 if runs else None)
+        assert f"Coverage of 90 % intervals: {runs}means of runs 50.0 %" in summary_lines(found)
     assert max(map(len, lines)) <= 80
 
 
