@@ -466,8 +466,8 @@ def calibrate_from_runs(
 ) -> tuple[InferredDocument, tuple[str, ...]]:
     """Parameters inferred from runs: a CSV, run records or logs; and what to know of their reading.
 
-    Raises ``UsageError`` if the device has no data sheet here, ``InvalidDocument`` if table or mapping cannot be read,
-    or a column is missing or in a wrong unit, ``IncomparableRuns`` if two rows of one job differ by more than scatter.
+    Raises ``UsageError`` if the device has no data sheet here; ``InvalidDocument`` if table or mapping cannot be read,
+    or a column is missing or in a wrong unit. ``IncomparableRuns``: two rows of one job differ by more than scatter.
     """
     sheet = device_sheet(device)
     mapping = RunColumns() if columns is None else read_run_columns(columns)

@@ -82,15 +82,17 @@ def typical_each(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def farthest(points: FloatArray, count: int) -> list[int]:
-    """Indices of the first point and of those after it that lie farthest from all chosen before.
+    """Indices of the first point and of those that lie farthest from all chosen before; no place twice.
 
     Distances are in standard deviations of each coordinate (Gonzalez 1985).
     """
     deviations = points.std(axis=0)
     scaled = points / np.where(deviations > 0, deviations, 1.0)
     chosen, distance = [0], np.full(len(points), np.inf)
-    while len(chosen) < min(count, len(points)):
+    while len(chosen) < count:
         distance = np.minimum(distance, np.square(scaled - scaled[chosen[-1]]).sum(axis=1))
+        if not distance.any():
+            break
         chosen.append(int(np.argmax(distance)))
     return chosen
 

@@ -172,3 +172,5 @@ def test_the_farthest_points_come_first() -> None:
     points = np.array([[x, 1e6 * x, 3.0] for x in range(10)], dtype=float)
     assert farthest(points, 3) == [0, 9, 4]
     assert sorted(farthest(points, 20)) == list(range(10))
+    assert farthest(points[[0, 0, 9, 9, 4]], 5) == [0, 2, 4]
+    assert farthest(points[[3, 3]], 2) == [0]
