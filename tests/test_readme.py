@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from perfmodel.documents import file_sha256
+from perfmodel.documents.profile import CALIBRATED, ProfileDocument
 from tests.benchmarks import gpu_report, virtual_report
 from tests.benchmarks.record import ACCURACY, campaigns, table
 from tests.benchmarks.virtual_report import RECORDS, ROOT
+from tests.regression.cases import unpacked
 
 
 def page(name: str) -> str:
@@ -68,6 +71,13 @@ def test_the_table_of_real_gpus_is_that_of_their_records() -> None:
         assert [found.mape, median, abs(found.worst)] == pytest.approx(
             [summary["mape"], summary["median_absolute"], summary["worst_absolute"]]
         )
+
+
+def test_machines_of_real_gpus_name_their_records(tmp_path: Path) -> None:
+    for gpu in gpu_report.GPUS:
+        record = unpacked(RECORDS / gpu / "calibration.jsonl", tmp_path / f"{gpu}.jsonl")
+        document = ProfileDocument.read(CALIBRATED / f"{gpu}.json")
+        assert document.observations_sha256 == file_sha256(record)
 
 
 def test_a_missed_gate_is_named() -> None:

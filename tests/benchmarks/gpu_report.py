@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from calibrate.calibrate import refit
 from calibrate.campaign import OBSERVATIONS, PLAN
+from perfmodel.documents import file_sha256
 from perfmodel.documents.profile import CALIBRATED, ProfileDocument
 from perfmodel.report import percent
 from tests.benchmarks.virtual_report import RECORDS, ROOT, Figure, Gate, figure, with_table
@@ -90,16 +91,16 @@ def fitted(gpu: str) -> ProfileDocument:
     with TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(RECORDS / gpu / PLAN, folder)
-        unpacked(RECORDS / gpu / "calibration.jsonl", folder / OBSERVATIONS)
+        record = unpacked(RECORDS / gpu / "calibration.jsonl", folder / OBSERVATIONS)
+        sha256 = file_sha256(record)
         if gpu in _NO_TIMINGS:
-            leave_out(folder / OBSERVATIONS, *_NO_TIMINGS[gpu])
+            leave_out(record, *_NO_TIMINGS[gpu])
         found = refit(folder)
     host = found.machine.host
     assert host is not None
     error = math.hypot(host.relative_error, _BETWEEN_HOSTS)
-    return found.model_copy(
-        update={"machine": replace(found.machine, host=replace(host, relative_error=error))}
-    )
+    machine = replace(found.machine, host=replace(host, relative_error=error))
+    return found.model_copy(update={"observations_sha256": sha256, "machine": machine})
 
 
 if __name__ == "__main__":
