@@ -172,20 +172,20 @@ def predict_growth(
     innovation is what it differs from what those before it predict. ``last`` are the most devices measured. Where
     nobody else measured between nodes, every doubling may lose as much as the second count did: the slope's spread
     is hypot(prior, that loss). Two nodes do not tell waits, which grow with every doubling, from bytes, as many in
-    a ring of any length: both vary alike. A device waits for the others of its node, and as often as the nodes double.
+    a ring of any length: both vary alike. Neither is a gain: where one would be, it is none and the counts tell the
+    other alone; the interval takes both as they were. A device waits for the others of its node, and as often as the
+    nodes double.
     """
     known, step = one.terms(one.devices), one.step / one.step[0]
     if slope == BETWEEN_NODES and len(step) > 1:
         slope = slope[0], float(np.hypot(slope[1], max(step[1] - 1, 0.0)))
-    mean, spread = np.array([inside, slope, (0.0, slope[1])]).T
-    covariance = np.diag(np.maximum(spread, [noise, 0.0, 0.0])) ** 2
-    surprise = 0.0
-    for seen, growth in zip(known[1:], step[1:], strict=True):
-        towards = covariance @ seen
-        variance, innovation = seen @ towards + noise**2, growth - 1 - seen @ mean
-        surprise += float(innovation**2 / variance)
-        mean = mean + towards * (innovation / variance)
-        covariance = covariance - np.outer(towards, towards) / variance
+    priors = np.array([inside, slope, (0.0, slope[1])])
+    priors[0, 1] = max(inside[1], noise)
+    told = known[1:], step[1:] - 1, noise
+    mean, covariance, surprise = _conditioned(priors, *told)
+    while (is_gain := np.array([False, *(mean[1:] < 0)])).any():
+        priors[is_gain] = 0.0
+        mean = _conditioned(priors, *told)[0]
     excess = max(1.0, surprise / max(len(step) - 1, 1))
     terms = one.terms(at)
     variances = excess * (np.einsum("ij,jk,ik->i", terms, covariance, terms) + noise**2)
@@ -204,6 +204,20 @@ def predict_growth(
     fastest = one.step.min() / BEST_OF_DEVICES
     found = [np.maximum(carried * each, fastest) for each in (middle - low, middle, middle + high)]
     return found[0], found[1], found[2]
+
+
+def _conditioned(
+    priors: FloatArray, known: FloatArray, lost: FloatArray, noise: float
+) -> tuple[FloatArray, FloatArray, float]:
+    """Mean and covariance of the losses that counts tell, and the sum of innovation^2 / variance."""
+    mean, covariance, surprise = priors[:, 0], np.diag(priors[:, 1] ** 2), 0.0
+    for seen, found in zip(known, lost, strict=True):
+        towards = covariance @ seen
+        variance, innovation = seen @ towards + noise**2, found - seen @ mean
+        surprise += float(innovation**2 / variance)
+        mean = mean + towards * (innovation / variance)
+        covariance = covariance - np.outer(towards, towards) / variance
+    return mean, covariance, surprise
 
 
 def noise_of(one: Series, others: Iterable[Series]) -> float:

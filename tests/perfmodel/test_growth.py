@@ -129,6 +129,29 @@ def test_from_one_node_on_a_loss_is_waits_and_bytes_until_more_counts_tell() -> 
     assert alone[1] == pytest.approx([1.02, 1.06])
 
 
+@pytest.mark.parametrize("steps", [(1.2, 1.25), (1.02, 1.2), (1.1, 1.0), (0.95, 0.9)])
+def test_no_step_is_faster_among_more_nodes(steps: tuple[float, float]) -> None:
+    """However two counts bend what waits and bytes both explain: neither is a gain."""
+    one = series(1.0, *steps, devices=(8, 16, 32))
+    found = growth.extrapolate(one, (), np.exp2(np.arange(6.0, 15.0)))[1]
+    assert np.all(np.diff(found) >= 0)
+    assert found[0] >= steps[1]
+
+
+def test_a_loss_that_would_be_a_gain_is_none_and_the_other_tells_all() -> None:
+    """By least squares: bytes grow as 1 and 1.5, waits as 1 and 2."""
+    vague: dict[str, Any] = {"inside": growth.INSIDE, "slope": (0.0, 10.0), "noise": 1e-4}
+    flat = series(1.0, 1.2, 1.2, devices=(8, 16, 32))
+    bytes_of = np.array([1.0, 1.5])
+    share = float(bytes_of @ [0.2, 0.2] / (bytes_of @ bytes_of))
+    law = 1 + share * np.array([1.5, 2 * (1 - 1 / 64)])
+    assert predicted(flat, 512, **vague)[1] == pytest.approx(1.2 * law[1] / law[0], rel=1e-3)
+    steep = series(1.0, 1.0, 1.2, devices=(8, 16, 32))
+    share = float(np.array([1, 2]) @ [0.0, 0.2] / 5)
+    law = 1 + share * np.array([2.0, 6.0])
+    assert predicted(steep, 512, **vague)[1] == pytest.approx(1.2 * law[1] / law[0], rel=1e-3)
+
+
 def test_losses_may_grow_faster_or_slower_than_the_law() -> None:
     """By 90 % of an exponent of 0.6 with others of a node, and of 0.3 with the doublings of nodes."""
     sure: dict[str, Any] = {"inside": (0.1, 1e-9), "slope": (0.1, 1e-9), "noise": 1e-9}
