@@ -466,7 +466,7 @@ def calibrate_from_runs(
 ) -> tuple[InferredDocument, tuple[str, ...]]:
     """Parameters inferred from runs: a CSV, run records or logs; and what to know of their reading.
 
-    Raises ``UsageError`` if the device has no data sheet here; ``InvalidDocument`` if table or mapping cannot be read,
+    Raises ``UsageError`` if the device has no data sheet here. ``InvalidDocument``: table or mapping cannot be read,
     or a column is missing or in a wrong unit. ``IncomparableRuns``: two rows of one job differ by more than scatter.
     """
     sheet = device_sheet(device)
