@@ -210,16 +210,20 @@ class Recorder(TorchDispatchMode):
         mutated = _mutated(aliases, args, keywords, seen)
         self.live.begin(workspace_bytes(func, args, on_cuda=self._on_cuda))
         self.running = True
-        same = func, tuple(number for _, number in found), arguments
-        is_hollow = all(map(_is_hollow, tensors))
-        if is_hollow and same in self._results:
+        # Of devices ``arguments`` hold the type alone, and of what they cannot tell, that there is some.
+        devices = [str(v) for v in (*args, *keywords.values()) if isinstance(v, torch.device)]
+        numbers = tuple(number for _, number in found)
+        same = func, numbers, arguments, *devices, torch.get_default_dtype()
+        may_recur = '"opaque"' not in arguments and all(map(_is_hollow, tensors))
+        may_recur &= torch.Tag.inplace_view not in func.tags  # gives its argument another storage
+        if may_recur and same in self._results:
             result = self._results[same](args)
         else:
             try:
                 result = _mended(func, args, _BY_RULE.get(func, func)(*args, **keywords))
             except _DATA_ERRORS as error:
                 raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
-            again = _again(func, args, tensors, result) if is_hollow else None
+            again = _again(func, args, tensors, result) if may_recur else None
             if again is not None and [self._layout(tensor) for tensor in tensors] == found:
                 self._results[same] = again
         self.running = False
@@ -399,10 +403,12 @@ _BY_RULE: Final[dict[OpOverload, Callable[..., Any]]] = {
 
 
 def _is_hollow(tensor: Tensor) -> bool:
-    """Whether it has no content, nor what torch remembers of a constant's."""
+    """Whether it is all layout: no content, a constant's neither, no type of a script, no bit of a conjugate."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
     if type(tensor) is FakeTensor:
         return tensor.constant is None
-    return tensor.device.type == "meta"
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "meta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,16 +457,19 @@ def _again(
             return lambda _: None
         return (lambda args: args[0]) if args and result is args[0] else None
     leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
-    if not all(isinstance(leaf, Tensor) and _is_hollow(leaf) for leaf in leaves) or any(
-        leaf.is_complex()  # a conjugate differs in a bit
-        for leaf in (*tensors, *leaves)
-    ):
+    if not all(isinstance(leaf, Tensor) and _is_hollow(leaf) for leaf in leaves):
         return None
-    held = {tensor.untyped_storage()._cdata for tensor in tensors}  # noqa: SLF001
-    if all(leaf.untyped_storage()._cdata not in held for leaf in leaves):  # noqa: SLF001
-        made = tree_map_only(Tensor, _Layout.of, result)
-        return lambda _: tree_map_only(_Layout, _Layout.new, made)
-    return _view_again(func, args, tensors, result)
+    held, own = (
+        {tensor.untyped_storage()._cdata for tensor in each}  # noqa: SLF001
+        for each in (tensors, leaves)
+    )
+    if held & own:
+        return _view_again(func, args, tensors, result)
+    is_apart = len(own) == len(leaves)  # not parts of one buffer, nor of one that nobody else has
+    if not is_apart or any(leaf.untyped_storage().nbytes() != leaf.nbytes for leaf in leaves):
+        return None
+    made = tree_map_only(Tensor, _Layout.of, result)
+    return lambda _: tree_map_only(_Layout, _Layout.new, made)
 
 
 def _view_again(

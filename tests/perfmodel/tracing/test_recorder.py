@@ -75,6 +75,68 @@ def test_a_trace_for_a_processor_is_the_same_as_by_torch_s_rules_alone(source: M
         assert quick == trace_model(source, SGD_LOOP)
 
 
+def twice(act: Callable[[], Tensor]) -> list[Tensor]:
+    """Results of a call and of its like."""
+    with Recorder(ModulePaths(nn.Identity())):
+        return [act(), act()]
+
+
+def test_memory_that_a_call_puts_in_place_is_its_own() -> None:
+    def act() -> Tensor:
+        other = torch.empty(4, device="meta")
+        found: Tensor = torch.empty(4, device="meta").set_(other)  # type: ignore[call-overload]
+        assert found.untyped_storage()._cdata == other.untyped_storage()._cdata
+        return found
+
+    first, second = twice(act)
+    assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+
+
+def test_tensors_lie_where_the_call_says() -> None:
+    places = iter(("cuda:0", "cuda:1"))
+    with FakeTensorMode():
+        found = twice(lambda: torch.zeros(2, device=next(places)))
+    assert [str(tensor.device) for tensor in found] == ["cuda:0", "cuda:1"]
+
+
+def test_tensors_have_the_type_that_torch_makes_now() -> None:
+    def act() -> Tensor:
+        torch.set_default_dtype(next(types))
+        return torch.empty(2, dtype=torch.int64, device="meta") / 2
+
+    default = torch.get_default_dtype()
+    types = iter((torch.float32, torch.float64))
+    try:
+        found = twice(act)
+    finally:
+        torch.set_default_dtype(default)
+    assert [tensor.dtype for tensor in found] == [torch.float32, torch.float64]
+
+
+class Marked(Tensor):
+    """A script's own kind of tensor, which every operator returns."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {})).as_subclass(cls)
+
+
+def test_tensors_of_a_script_stay_of_their_kind() -> None:
+    inputs = torch.empty(3, device="meta").as_subclass(Marked)
+    assert [type(each) for each in twice(inputs.neg)] == [Marked, Marked]
+
+
+def test_parts_of_conjugates_are_conjugates() -> None:
+    inputs = torch.empty(4, dtype=torch.complex64, device="meta").conj()
+    assert all(part.is_conj() for part in twice(lambda: inputs[1:]))
+    assert all(part.is_neg() for part in twice(lambda: inputs.imag[1:]))
+    assert all(each.is_conj() for each in twice(inputs.clone().conj))
+
+
 @contextmanager
 def by_torch_alone() -> Iterator[None]:
     with (
