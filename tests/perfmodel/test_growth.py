@@ -138,14 +138,20 @@ def test_no_step_is_faster_among_more_nodes(steps: tuple[float, float]) -> None:
     assert found[0] >= steps[1]
 
 
-def test_a_loss_that_would_be_a_gain_is_none_and_the_other_tells_all() -> None:
-    """By least squares: bytes grow as 1 and 1.5, waits as 1 and 2."""
+def test_a_loss_that_would_be_a_gain_is_none_and_the_other_tells_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By least squares: bytes grow as 1 and 1.5, waits as 1 and 2. The interval takes both, as where both lose."""
     vague: dict[str, Any] = {"inside": growth.INSIDE, "slope": (0.0, 10.0), "noise": 1e-4}
     flat = series(1.0, 1.2, 1.2, devices=(8, 16, 32))
     bytes_of = np.array([1.0, 1.5])
     share = float(bytes_of @ [0.2, 0.2] / (bytes_of @ bytes_of))
     law = 1 + share * np.array([1.5, 2 * (1 - 1 / 64)])
-    assert predicted(flat, 512, **vague)[1] == pytest.approx(1.2 * law[1] / law[0], rel=1e-3)
+    monkeypatch.setattr(growth, "_EXPONENTS", (0.0, 0.0))
+    _, middle, high = predicted(flat, 512, **vague)
+    assert middle == pytest.approx(1.2 * law[1] / law[0], rel=1e-3)
+    _, of_both, highest = predicted(series(1.0, 1.2, 1.35, devices=(8, 16, 32)), 512, **vague)
+    assert (high - middle) * law[0] / 1.2 == pytest.approx(highest - of_both, rel=1e-3)
     steep = series(1.0, 1.0, 1.2, devices=(8, 16, 32))
     share = float(np.array([1, 2]) @ [0.0, 0.2] / 5)
     law = 1 + share * np.array([2.0, 6.0])
