@@ -16,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing import recorder
-from perfmodel.tracing.cuda import AsOnCuda
+from perfmodel.tracing.cuda import CUDNN_RULES, AsOnCuda
 from perfmodel.tracing.liveness import workspace_bytes
 from perfmodel.tracing.recorder import ModulePaths, Recorder
-from perfmodel.tracing.source import ModelSource
+from perfmodel.tracing.source import ModelSource, labelled
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import build_model, record_step, without_content
 from perfmodel.tracing.trace import trace_model, trace_once
@@ -58,10 +58,43 @@ DENSELY = ModelSource(
 )
 
 
-@pytest.mark.parametrize("model", ["torchvision:resnet18", "torchvision:vit_b_32", "transformer"])
-def test_a_step_is_the_same_as_by_torch_s_rules_alone(model: str) -> None:
+class Recurrent(nn.Module):
+    """Two like layers of cuDNN, each called twice: gradients are parts of a buffer, not added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(8, 8, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, sequence: Tensor) -> Any:
+        for layer in self.layers:
+            for _ in range(2):
+                sequence = layer(sequence)[0]
+        return self.head(sequence[:, -1])
+
+
+RECURRENTLY = replace(
+    DENSELY,
+    name="recurrent",
+    build=Recurrent,
+    draw_batch=labelled(lambda n: torch.randn(n, 5, 8), 10),
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "precision"),
+    [
+        (find_source("torchvision:resnet18"), "fp16"),
+        (find_source("torchvision:vit_b_32"), "fp16"),
+        (find_source("transformer"), "fp16"),
+        (RECURRENTLY, "fp32"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_step_is_the_same_as_by_torch_s_rules_alone(source: ModelSource, precision: str) -> None:
     def traced() -> Any:
-        return trace_once(find_source(model), METHOD, micro_batch=4, casts=AsOnCuda("fp16"))
+        method, casts = replace(SGD, precision=precision), AsOnCuda(precision)
+        return trace_once(source, method, micro_batch=4, casts=casts)
 
     quick = traced()
     with by_torch_alone():
@@ -140,7 +173,7 @@ def test_parts_of_conjugates_are_conjugates() -> None:
 @contextmanager
 def by_torch_alone() -> Iterator[None]:
     with (
-        patch.object(recorder, "_BY_RULE", {}),
+        patch.object(recorder, "_BY_RULE", CUDNN_RULES),
         patch.object(recorder, "_again", lambda *_: None),
     ):
         yield
