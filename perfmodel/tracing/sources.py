@@ -211,7 +211,8 @@ def _factory_source(text: str) -> ModelSource:
         # Before anything is recorded, and beside the file's own: these may have no content.
         placed = _placed(loss, torch.get_default_device())
         batch = resized_batch(inputs, targets, samples, text=text)
-        implied = torch.zeros(samples, dtype=torch.int64) if targets is None else batch.targets
+        # Of one class alone, the loss of a training would end at 0, by numbers too small for a processor's speed.
+        implied = torch.randint(2, (samples,)) if targets is None else batch.targets
         return replace(batch, targets=implied, origin=origin)
 
     def loss_of(outputs: Any, drawn: Tensor | None) -> Tensor:
@@ -378,7 +379,8 @@ def scalar_loss(
     if isinstance(outputs, Tensor) and outputs.dim() == 0:
         return outputs
     if isinstance(outputs, Tensor) and outputs.dim() == 2 and targets is not None:
-        return nn.functional.cross_entropy(outputs, targets)
+        drawn = targets if outputs.shape[1] > 1 else torch.zeros_like(targets)
+        return nn.functional.cross_entropy(outputs, drawn)
     raise UntraceableModel(
         f"{text}: without a loss the model must return a scalar, .loss or scores (samples, classes), "
         f"got {_described(outputs)}; give a loss, from a factory as (module, example, loss)"

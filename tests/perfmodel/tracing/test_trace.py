@@ -356,6 +356,23 @@ def test_targets_of_a_loader_and_values_read_by_a_constructor_change_nothing(
     assert same.at(micro_batch=4) == plain.at(micro_batch=4)
 
 
+def test_labels_that_a_factory_does_not_give_are_of_two_classes(tmp_path: Path) -> None:
+    """Of one class alone the loss would fall to 0, through numbers with which processors are slow."""
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def scores():\n    return nn.Linear(4, 8), torch.ones(1, 4)\n"
+        "def score():\n    return nn.Linear(4, 1), torch.ones(1, 4)\n"
+    )
+    source = find_source(f"{tmp_path / 'own.py'}:scores")
+    source.build()
+    labels = source.draw_batch(64).targets
+    assert labels is not None
+    assert sorted(labels.unique().tolist()) == [0, 1]
+    lonely = find_source(f"{tmp_path / 'own.py'}:score")
+    module, batch = lonely.build(), lonely.draw_batch(64)
+    assert lonely.loss(module(*batch.positional), batch.targets).item() == 0
+
+
 def test_googlenet_trains_with_or_without_its_auxiliary_heads() -> None:
     names = ("torchvision:googlenet", "torchvision:googlenet:no-aux")
     found = [find_source(name) for name in names]
