@@ -47,7 +47,7 @@ AnyWorkload: TypeAlias = WorkloadDocument | AnyPath
 AnyCluster: TypeAlias = Cluster | AnyPath
 
 
-@checks_arguments()
+@checks_arguments(but=("device_kind",))
 def trace(  # noqa: PLR0913 - one parameter per part of a step
     model: Any,
     inputs: Any = None,
