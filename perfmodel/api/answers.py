@@ -15,7 +15,7 @@ from perfmodel.answer.memory import MemoryReport, report_of, sheet_of
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.diagnosis.asked import Diagnosed, diagnosed
 from perfmodel.diagnosis.cases import Case
-from perfmodel.documents import Natural, checks_arguments, fitted
+from perfmodel.documents import checks_arguments, fitted
 from perfmodel.documents.hardware import open_cluster
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
@@ -129,14 +129,13 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
     )
 
 
-@checks_arguments()
 def record(
     model: Any,
     optimizer: Any,
     *,
     loss: Callable[..., Any] | None = None,
     steps: int = 10,
-    warmup: Natural = 3,
+    warmup: int = 3,
 ) -> "LoopClock":
     """Time some steps of a loop that exists, and see what it trains: a context around the loop.
 
