@@ -19,9 +19,16 @@ _DISTRIBUTED: Final = "torch.distributed.tensor"
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """Run what a user wrote: its words are no part of the answer, which is written where the command runs."""
-    with redirect_stdout(sys.stderr), chdir(working_folder()):
-        yield
+    """Run what a user wrote: its words are no part of the answer, which is written where the command runs.
+
+    Folders of modules that it takes away come back: libraries import late.
+    """
+    before = sys.path.copy()
+    try:
+        with redirect_stdout(sys.stderr), chdir(working_folder()):
+            yield
+    finally:
+        sys.path += [each for each in before if each not in sys.path]
 
 
 @contextmanager

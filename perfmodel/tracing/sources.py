@@ -284,7 +284,7 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    folder, before = str(file.parent.resolve()), sys.path.copy()
+    folder = str(file.parent.resolve())
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
@@ -298,8 +298,6 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
         # It may have put others before this one, or left none.
         with contextlib.suppress(ValueError):
             sys.path.remove(folder)
-        # What it took away is still needed, here and by libraries that import late.
-        sys.path += [each for each in before if each not in sys.path]
     factory = getattr(module, name, None)
     if not callable(factory):
         known = sorted(key for key, value in vars(module).items() if callable(value))

@@ -189,13 +189,15 @@ import torch
 sys.path{change}
 def make():
     from own_layers import layer
+    {later}
     return layer, torch.zeros(1, 4)
 """
 
 
+@pytest.mark.parametrize("later", ["pass", "sys.path.clear()"])
 @pytest.mark.parametrize("change", [".insert(0, {!r})", "[:] = [{!r}]"])
 def test_a_file_may_change_where_modules_are_found(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, later: str
 ) -> None:
     """What it puts there serves its factory, too; what it takes away comes back."""
     before = [*sys.path]
@@ -204,7 +206,7 @@ def test_a_file_may_change_where_modules_are_found(
     own.mkdir()
     (own / "own_layers.py").write_text("import torch\nlayer = torch.nn.Linear(4, 3)\n")
     path = tmp_path / "changing.py"
-    path.write_text(_CHANGING.format(change=change.format(str(own))))
+    path.write_text(_CHANGING.format(change=change.format(str(own)), later=later))
     assert run("trace", f"{path}:make", "--output", tmp_path / "o.json").exit_code == EXIT_OK
     assert str(tmp_path) not in sys.path
     assert set(before) < set(sys.path)
