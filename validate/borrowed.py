@@ -39,7 +39,7 @@ from perfmodel.errors import (
 )
 from perfmodel.files import MOST_BYTES, MOST_LOG_BYTES, Unreadable, read_bytes, write_atomically
 from perfmodel.units import Bytes, Seconds, format_bytes, format_duration
-from validate.judging import measured_steps
+from validate.judging import measured_runs, measured_steps
 from validate.memory import MemorySummary, read_summary
 from validate.validate import VALIDATION, judge_recorded
 
@@ -448,7 +448,7 @@ def _models(folder: Path, profile: ProfileDocument) -> tuple[ModelsValidationDoc
     for path in sorted(folder.glob("models-*.json")):
         document = ModelsValidationDocument.read(path)
         runs = folder / OBSERVATIONS
-        measured = measured_steps(read_observations(runs))
+        measured = measured_steps(measured_runs(read_observations(runs)))
         is_theirs = (
             document.profile_digest == profile.machine.digest
             and document.observations_sha256 == file_sha256(runs)

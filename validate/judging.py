@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -116,9 +116,10 @@ def measured_runs(entries: Iterable[Observation]) -> dict[RunSetting, dict[int, 
     return found
 
 
-def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]:
+def measured_steps(
+    runs: Mapping[RunSetting, Mapping[int, Seconds]],
+) -> dict[RunSetting, Estimate]:
     """Step time of every setting, over its repetitions."""
-    runs = measured_runs(entries)
     return {setting: estimate([*by_round.values()]) for setting, by_round in runs.items()}
 
 

@@ -454,7 +454,7 @@ def judge_models(
         failed.setdefault(name, "has not run; continue with --resume")
     summary = summarise([row.signed_error for row in single])
     num_soon = ModelsBudget.of(request.budget, request.profile.device_kind).num_soon
-    later = measured_steps(entry for entry in entries if entry.round >= num_soon)
+    later = measured_steps(measured_runs(entry for entry in entries if entry.round >= num_soon))
     several = summarise_any([row.signed_error for row in rows if row.setting.world_size > 1])
     gates: tuple[Gate, ...] = TOLERANCES[mode].judge(summary=summary, rows=rows)
     if several is not None and mode == "measured":

@@ -27,7 +27,7 @@ from calibrate.environment import (
     refuse_other_machine,
 )
 from calibrate.launch import Launcher, LaunchFlags
-from calibrate.summary import Estimate, calibrated_setting, estimate, typical
+from calibrate.summary import Estimate, calibrated_setting, typical
 from perfmodel.answer import Question, interval, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.documents import Provenance, Record, checked
@@ -59,6 +59,7 @@ from validate.judging import (
     judged,
     launches,
     measured_runs,
+    measured_steps,
     repeated_settings,
     rounds,
     summarise,
@@ -198,7 +199,7 @@ def judge(
     """
     entries = read_observations(observations)
     runs = measured_runs(entries)
-    found = {setting: estimate([*by_round.values()]) for setting, by_round in runs.items()}
+    found = measured_steps(runs)
     too_large, failed = _not_run([one for one in settings if one not in found], entries)
     rows = tuple(
         ComparedSetting(

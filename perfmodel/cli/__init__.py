@@ -477,9 +477,8 @@ def main() -> None:
     if sys.stdout is None:
         # the next file that is opened would take its place
         sys.exit(_complain("standard output is closed; send it to a file", code=EXIT_FAILURE))
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # JSON is UTF-8, and no older set has the rules of tables
+    # JSON is UTF-8, and no older set of characters has the rules of tables.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     try:
         code = app(prog_name="perfmodel", standalone_mode=False) or EXIT_OK
